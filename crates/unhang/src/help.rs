@@ -9,7 +9,7 @@ const ORDER: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-he
 const EXIT_CODES: &str = "Exit codes:";
 
 /// Puts the help of a command and of its subcommands into that order. A subcommand without exit codes has its parent's.
-pub fn arrange(command: Command) -> Command {
+pub(crate) fn arrange(command: Command) -> Command {
     arrange_below(command, None)
 }
 

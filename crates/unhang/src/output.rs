@@ -13,15 +13,15 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 /// Something is wrong with what was looked at.
-pub const FOUND_ERRORS: u8 = 1;
+pub(crate) const FOUND_ERRORS: u8 = 1;
 /// The command was called wrongly, or could not do its work.
-pub const FAILED: u8 = 2;
+pub(crate) const FAILED: u8 = 2;
 /// The command could not tell.
-pub const CANNOT_TELL: u8 = 3;
+pub(crate) const CANNOT_TELL: u8 = 3;
 
 /// How much the program says, and in which colours. Every subcommand takes these.
 #[derive(Args, Clone, Copy, Default)]
-pub struct Talk {
+pub(crate) struct Talk {
     /// Print only results, warnings and errors.
     #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = "Output")]
     quiet: bool,
@@ -46,7 +46,7 @@ static TALK: OnceLock<Talk> = OnceLock::new();
 
 impl Talk {
     /// Makes it hold for the whole program; called once, before anything is said.
-    pub fn settle(self) {
+    pub(crate) fn settle(self) {
         let _ = TALK.set(self);
     }
 
@@ -58,7 +58,7 @@ impl Talk {
 /// Prints an error with its causes and hints, and returns the exit code of a command that could not do its work.
 ///
 /// A hint is any cause that starts with `hint: `.
-pub fn print_error(error: &anyhow::Error) -> ExitCode {
+pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     let mut lines = Vec::new();
     let mut hints = Vec::new();
     for cause in error.chain() {
@@ -84,7 +84,7 @@ pub fn print_error(error: &anyhow::Error) -> ExitCode {
 
 /// Prints a value as indented JSON on standard output, always with `schema`, by which programs know the format. Raw JSON
 /// drives a terminal too, so its texts are filtered; a reader that went away (`| head`) is not an error.
-pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(&with_schema(safe(serde_json::to_value(value)?)))?;
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -110,7 +110,7 @@ fn safe(value: Value) -> Value {
     }
 }
 
-pub use unhang_guard::printable;
+pub(crate) use unhang_guard::printable;
 
 /// One line on standard error. Where nobody can be told (it is closed, or its disk is full), nobody is.
 fn write_line(line: &str) {
@@ -118,32 +118,32 @@ fn write_line(line: &str) {
 }
 
 /// One line of talk on standard error, unless `--quiet` was asked for.
-pub fn tell(line: &str) {
+pub(crate) fn tell(line: &str) {
     if !Talk::current().quiet {
         write_line(line);
     }
 }
 
 /// One line for those who asked for more.
-pub fn tell_more(line: &str) {
+pub(crate) fn tell_more(line: &str) {
     if Talk::current().verbose {
         write_line(line);
     }
 }
 
 /// What must be known, among a program's own output and marked as ours, as in the Python package.
-pub fn say(message: &str) {
+pub(crate) fn say(message: &str) {
     write_line(&format!("unhang: {message}"));
 }
 
 /// What is good to know, marked as ours, unless `--quiet` was asked for.
-pub fn inform(message: &str) {
+pub(crate) fn inform(message: &str) {
     tell(&format!("unhang: {message}"));
 }
 
 /// The few colours that the program uses; output reads the same without them.
 #[derive(Clone, Copy)]
-pub enum Colour {
+pub(crate) enum Colour {
     /// Errors and hangs.
     Red,
     /// What works.
@@ -160,13 +160,13 @@ pub enum Colour {
 
 /// Whether to colour what goes to one stream.
 #[derive(Clone, Copy)]
-pub struct Style {
+pub(crate) struct Style {
     coloured: bool,
 }
 
 impl Style {
     /// Colour as `--color` says: by default on a terminal only, and never when `NO_COLOR` is set.
-    pub fn for_stream(stream: &impl IsTerminal) -> Style {
+    pub(crate) fn for_stream(stream: &impl IsTerminal) -> Style {
         let declined = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Style {
             coloured: match Talk::current().color {
@@ -178,7 +178,7 @@ impl Style {
     }
 
     /// The text in that colour, or as it is.
-    pub fn paint(self, text: &str, colour: Colour) -> String {
+    pub(crate) fn paint(self, text: &str, colour: Colour) -> String {
         if !self.coloured {
             return text.to_owned();
         }
@@ -196,7 +196,7 @@ impl Style {
 
 /// How far something has come that takes a while, on standard error: a line that moves on a terminal, elsewhere a plain
 /// line now and then. It may be told from several threads.
-pub struct Progress {
+pub(crate) struct Progress {
     what: String,
     moving: bool,
     told: Mutex<Told>,
@@ -212,13 +212,13 @@ const PLAIN_LINES: Duration = Duration::from_secs(10);
 
 impl Progress {
     /// Nothing is done yet.
-    pub fn new(what: &str) -> Progress {
+    pub(crate) fn new(what: &str) -> Progress {
         let told = Mutex::new(Told { done: 0, when: Instant::now() });
         Progress { what: what.to_owned(), moving: io::stderr().is_terminal(), told }
     }
 
     /// How many are done, of how many. What comes late, from a thread that was overtaken, is left out.
-    pub fn at(&self, done: usize, all: usize) {
+    pub(crate) fn at(&self, done: usize, all: usize) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if done <= told.done {
             return;

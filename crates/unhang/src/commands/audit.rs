@@ -35,7 +35,7 @@ Exit codes:
   1  something unsafe was found
   2  wrong usage, or a file could not be read
   3  there is no gfx10 code to look at")]
-pub struct Audit {
+pub(crate) struct Audit {
     /// Files or folders to look into.
     #[arg(required = true)]
     files: Vec<PathBuf>,
@@ -120,7 +120,7 @@ pub(super) fn by_name<S: serde::Serializer>(hazards: &Hazards, serializer: S) ->
 
 impl Audit {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let mut files: Vec<FileReport> = Vec::new();
         for path in &self.files {
             let first = files.len();

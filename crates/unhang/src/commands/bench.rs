@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
 
-pub use device::open_driver;
+pub(super) use device::open_driver;
 
 /// Time unhang's GPU kernels, or compare measured times.
 #[derive(Args)]
@@ -28,7 +28,7 @@ Exit codes:
   1  the model's choices are slower than the fastest by more than --at-least allows
   2  wrong usage, or not done (there is no GPU to tune for)
   3  there is nothing to compare")]
-pub struct Bench {
+pub(crate) struct Bench {
     /// Compare what probes and runs found, here and elsewhere: engines, MIOpen's algorithms and ROCm versions, by size.
     #[arg(long)]
     compare: bool,
@@ -46,7 +46,7 @@ pub struct Bench {
 
 impl Bench {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.compare { self.comparing.run(self.json) } else { self.tuning.run(self.json) }
     }
 }

@@ -39,7 +39,7 @@ The card is emulated: results are exact, programs are slow, and times mean nothi
 Exit codes:
   0  done
   2  wrong usage, or not done")]
-pub struct CardCommand {
+pub(crate) struct CardCommand {
     #[command(subcommand)]
     action: Action,
 }
@@ -112,7 +112,7 @@ fn inform(message: &str) {
 
 impl CardCommand {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::List { json } => list(json),
             Action::Run(arguments) => arguments.run(),

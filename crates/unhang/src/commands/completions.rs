@@ -20,7 +20,7 @@ Examples:
 Exit codes:
   0  done
   2  wrong usage, or not done")]
-pub struct Completions {
+pub(crate) struct Completions {
     /// The shell.
     #[arg(required_unless_present = "man", conflicts_with = "man")]
     shell: Option<Shell>,
@@ -31,7 +31,7 @@ pub struct Completions {
 
 impl Completions {
     /// Runs the command. `command` is the whole program's definition.
-    pub fn run(self, mut command: clap::Command) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, mut command: clap::Command) -> anyhow::Result<ExitCode> {
         if let Some(shell) = self.shell {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command, "unhang", &mut script);

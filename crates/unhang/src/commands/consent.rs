@@ -10,7 +10,7 @@ use crate::output::printable;
 
 /// Whether the person has agreed already.
 #[derive(Args, Clone, Copy)]
-pub struct Consent {
+pub(super) struct Consent {
     /// Do not ask.
     #[arg(long, short = 'y')]
     yes: bool,
@@ -18,7 +18,7 @@ pub struct Consent {
 
 impl Consent {
     /// Whether to go on. Without a terminal to ask on, that is an error which says so.
-    pub fn ask(self, question: &str) -> anyhow::Result<bool> {
+    pub(super) fn ask(self, question: &str) -> anyhow::Result<bool> {
         if self.yes {
             return Ok(true);
         }
@@ -38,7 +38,7 @@ impl Consent {
 
     /// Asks before a described machine is changed: such a folder is mostly somebody's report. This machine is what a
     /// command without `--root` means.
-    pub fn ask_for_folder(self, system: &System, what: &str) -> anyhow::Result<bool> {
+    pub(super) fn ask_for_folder(self, system: &System, what: &str) -> anyhow::Result<bool> {
         if !system.is_folder() {
             return Ok(true);
         }

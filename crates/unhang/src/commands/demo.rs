@@ -39,7 +39,7 @@ Exit codes:
   0  all sections were shown
   2  wrong usage, or a section failed
   3  there is no torch, so its part was left out")]
-pub struct Demo {
+pub(crate) struct Demo {
     /// Show one part only.
     #[arg(long, value_enum)]
     part: Option<Part>,
@@ -112,7 +112,7 @@ const WITH_HIP: &[Section] = &[
 
 impl Demo {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.card_program {
             card::program()?;
             return Ok(ExitCode::SUCCESS);

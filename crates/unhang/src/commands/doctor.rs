@@ -35,7 +35,7 @@ Exit codes:
   1  errors were found, or an engine failed its self-test
   2  wrong usage
   3  could not tell")]
-pub struct Doctor {
+pub(crate) struct Doctor {
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -68,7 +68,7 @@ pub struct Doctor {
 
 impl Doctor {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(engine) = &self.self_test_child {
             return self_test::child(engine);
         }

@@ -42,7 +42,7 @@ Exit codes:
   1  a fault stopped it
   2  wrong usage
   3  the wave never reached an offset that --dump or --break names")]
-pub struct Emulate {
+pub(crate) struct Emulate {
     /// The code object.
     file: PathBuf,
     /// The kernel; without it, the kernels are listed.
@@ -126,7 +126,7 @@ struct Arguments {
 
 impl Emulate {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let file = self.file.display().to_string();
         let bytes = read_named(&self.file, LARGEST_FILE).with_context(|| format!("cannot read {file}"))?;
         let mut machine = Machine::new(Mode::Compute);

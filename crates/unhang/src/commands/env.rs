@@ -37,7 +37,7 @@ Profiles:
 Exit codes:
   0  done
   2  wrong usage, or not done")]
-pub struct Env {
+pub(crate) struct Env {
     #[command(subcommand)]
     command: EnvCommand,
 }
@@ -166,7 +166,7 @@ struct Uninstall {
 
 impl Env {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             EnvCommand::Print(command) => command.run(),
             EnvCommand::Clean(command) => command.run(),

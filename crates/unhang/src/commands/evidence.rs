@@ -1,6 +1,6 @@
 //! `unhang evidence`: list, tunings, export, import, forget.
 
-pub mod tunings;
+pub(super) mod tunings;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ Imported records are suspicion, never proof: they make `auto` careful, and a pro
 Exit codes:
   0  done
   2  wrong usage, or not done")]
-pub struct EvidenceCommand {
+pub(crate) struct EvidenceCommand {
     #[command(subcommand)]
     action: Action,
 }
@@ -127,7 +127,7 @@ impl Which {
 
 impl EvidenceCommand {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let store = open_store();
         match self.action {
             Action::List { which, json } => list(&store, &which.filter(), json)?,
@@ -225,7 +225,7 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
 const KERNEL: &str = "jit:kernel:";
 
 /// A record for other programs.
-pub fn record_to_json(record: &Record) -> Value {
+pub(super) fn record_to_json(record: &Record) -> Value {
     json!({
         "problem": record.problem.to_string(),
         "engine": record.engine.name(),

@@ -28,7 +28,7 @@ Examples:
 Exit codes:
   0  an explanation was found
   2  wrong usage  3  unhang does not know the message")]
-pub struct Explain {
+pub(crate) struct Explain {
     /// An id, a topic, or the text of an error; - reads it from standard input. Without it, all ids are listed.
     #[arg(value_name = "ID|TEXT")]
     what: Vec<String>,
@@ -41,7 +41,7 @@ pub struct Explain {
 
 impl Explain {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let text = match self.what.as_slice() {
             [] => return self.list(),
             [dash] if dash == "-" => read_input()?,

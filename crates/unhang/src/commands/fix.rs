@@ -13,7 +13,7 @@ use crate::output::tell;
 const OURS: [&str; 2] = ["env clean", "miopen-cache repair"];
 
 /// Carries out what is ours to carry out, and says what remains.
-pub fn fix(examination: &Examination, root: Option<&Path>, consent: Consent) -> anyhow::Result<()> {
+pub(super) fn fix(examination: &Examination, root: Option<&Path>, consent: Consent) -> anyhow::Result<()> {
     let steps = steps(examination);
     let commands: Vec<&str> = steps.iter().filter_map(|step| step.command.as_deref()).collect();
     let commands: Vec<&str> = commands.into_iter().flat_map(|command| command.split(" && ")).collect();

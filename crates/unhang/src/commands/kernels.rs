@@ -46,7 +46,7 @@ Exit codes:
   1  a kernel spills or has hazards, or (--shipped) differs from the list
   2  wrong usage, or something could not be compiled
   3  (--seen) there is no GPU that torch can use")]
-pub struct Kernels {
+pub(crate) struct Kernels {
     #[command(subcommand)]
     action: Action,
 }
@@ -148,7 +148,7 @@ struct LayerReport {
 
 impl Kernels {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::List(list) if list.shipped => shipped::list(list.folder, list.selected.json),
             Action::List(list) if list.predict => list.predict(),

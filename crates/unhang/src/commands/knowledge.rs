@@ -18,7 +18,7 @@ use crate::output::{Colour, Style, printable, tell_more};
 
 /// Which machine and which torch are meant.
 #[derive(Args)]
-pub struct KnowledgeArguments {
+pub(super) struct KnowledgeArguments {
     #[command(flatten)]
     machine: MachineArguments,
     /// Look for torch in this interpreter's or environment's packages too; the first torch found is used.
@@ -28,18 +28,18 @@ pub struct KnowledgeArguments {
 
 impl KnowledgeArguments {
     /// The interpreter that was named, if any.
-    pub fn python(&self) -> Option<&Path> {
+    pub(super) fn python(&self) -> Option<&Path> {
         self.python.first().map(PathBuf::as_path)
     }
 
     /// The folder or file that describes the machine, where it is not simply this one.
-    pub fn description(&self) -> Option<PathBuf> {
+    pub(super) fn description(&self) -> Option<PathBuf> {
         self.machine.description()
     }
 }
 
 /// A machine with its torch and what is known of it.
-pub struct Knowledge {
+pub(super) struct Knowledge {
     /// The machine.
     pub machine: Machine,
     /// The torch that evidence is about, if one was found.
@@ -57,14 +57,14 @@ pub struct Knowledge {
 }
 
 /// What a command says that uses an emulated card's evidence.
-pub const ON_EMULATED_CARD: &str =
+pub(super) const ON_EMULATED_CARD: &str =
     "what follows was seen on an emulated card; it counts only inside `unhang card run`, never for a real card";
 
 /// More keys than these are not worth a line each.
 const MOST_ELSEWHERE: usize = 3;
 
 /// Verdicts that are kept under another key than the one that is asked about, and so do not count for it.
-pub struct KeptElsewhere {
+pub(super) struct KeptElsewhere {
     /// The key.
     pub fingerprint: String,
     /// The torch that it stands for, where that is installed here.
@@ -75,7 +75,7 @@ pub struct KeptElsewhere {
 
 impl KeptElsewhere {
     /// One line for a person: what is kept, why it does not count, and how to see it.
-    pub fn in_words(&self) -> String {
+    pub(super) fn in_words(&self) -> String {
         let Self { fingerprint, torch, verdicts } = self;
         let verdicts = counted(*verdicts, "verdict");
         match torch {
@@ -97,7 +97,7 @@ impl KeptElsewhere {
     }
 
     /// What is known as JSON, for other programs.
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let torch = self.torch.as_ref().map(|torch| &torch.version);
         json!({ "fingerprint": self.fingerprint, "torch": torch, "verdicts": self.verdicts })
     }
@@ -108,7 +108,7 @@ impl Knowledge {
     ///
     /// `rehearsal`: what the card did that was played last, instead of what was seen. What an emulated card does is a
     /// rehearsal without being asked for.
-    pub fn gather(arguments: &KnowledgeArguments, rehearsal: bool) -> anyhow::Result<Knowledge> {
+    pub(super) fn gather(arguments: &KnowledgeArguments, rehearsal: bool) -> anyhow::Result<Knowledge> {
         let system = arguments.machine.system()?;
         let pythons = named(&system, &arguments.python)?;
         let machine = Machine::inspect(&system);
@@ -135,7 +135,7 @@ impl Knowledge {
     }
 
     /// Goes by what is kept under another key, of the same world.
-    pub fn turn_to(&mut self, fingerprint: &str) -> anyhow::Result<()> {
+    pub(super) fn turn_to(&mut self, fingerprint: &str) -> anyhow::Result<()> {
         self.evidence = Evidence::load_realm(&self.store, fingerprint, self.evidence.realm());
         fingerprint.clone_into(&mut self.fingerprint);
         let is_about_it = |record: &Record| record.machine == fingerprint;
@@ -148,13 +148,13 @@ impl Knowledge {
     }
 
     /// Whether it is about an emulated card, and no rehearsal was asked for.
-    pub fn is_about_an_emulated_card(&self) -> bool {
+    pub(super) fn is_about_an_emulated_card(&self) -> bool {
         self.machine.emulated && self.evidence.machine() == self.fingerprint
     }
 
     /// What was seen on this computer under another torch, kernel, card or spoof, most verdicts first. What others found
     /// and what rehearsals played is not among it; on an emulated card it is what emulated ones did.
-    pub fn kept_elsewhere(&self) -> Vec<KeptElsewhere> {
+    pub(super) fn kept_elsewhere(&self) -> Vec<KeptElsewhere> {
         let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
         let sources: &[RecordSource] = match Realm::of_machine(self.machine.emulated) {
             Realm::Real => &[RecordSource::Probe, RecordSource::Run],
@@ -186,7 +186,7 @@ impl Knowledge {
     }
 
     /// The situation of tensors on the machine's accelerator, or in the host's memory, judged from the description.
-    pub fn situation(&self, on_cpu: bool) -> Situation {
+    pub(super) fn situation(&self, on_cpu: bool) -> Situation {
         let affected = self.machine.affected();
         if on_cpu {
             return Facts { affected, ..Facts::on_cpu() }.situation();
@@ -221,13 +221,13 @@ impl Knowledge {
     }
 
     /// Whether there is a GPU that torch could compute on.
-    pub fn has_accelerator(&self) -> bool {
+    pub(super) fn has_accelerator(&self) -> bool {
         const INTEL: u16 = 0x8086;
         self.machine.gpus.iter().any(|gpu| gpu.vendor_id != INTEL)
     }
 
     /// The machine in one line.
-    pub fn description(&self) -> String {
+    pub(super) fn description(&self) -> String {
         let names: Vec<String> = self.machine.gpus.iter().map(|gpu| printable(&gpu.name)).collect();
         let mut words = vec![if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }];
         if self.machine.affected() {
@@ -244,7 +244,7 @@ impl Knowledge {
     }
 
     /// The machine for other programs.
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         json!({
             "fingerprint": self.fingerprint,
             "described_by": self.machine.described_by,
@@ -262,7 +262,7 @@ const PLAYED: &str = " rehearsal ";
 
 /// The key of what a rehearsed card did on this machine. It holds the table, so that rehearsals of different cards do not
 /// mix, and edited tables start afresh.
-pub fn rehearsal_key(machine: &Machine, fingerprint: &str, name: &str, table: &str) -> String {
+pub(super) fn rehearsal_key(machine: &Machine, fingerprint: &str, name: &str, table: &str) -> String {
     format!("{fingerprint}{PLAYED}{name} {}", machine.fingerprint(Some(table)))
 }
 
@@ -275,14 +275,14 @@ fn rehearsed(store: &Store, fingerprint: &str) -> String {
 }
 
 /// Opens the store and says what is wrong with it.
-pub fn open_store() -> Store {
+pub(super) fn open_store() -> Store {
     let store = Store::open_default();
     say_notices(&store);
     store
 }
 
 /// Prints what is wrong with the store.
-pub fn say_notices(store: &Store) {
+pub(super) fn say_notices(store: &Store) {
     let style = Style::for_stream(&std::io::stderr());
     for notice in store.notices() {
         let _ = writeln!(std::io::stderr(), "{}: {}", style.paint("note", Colour::Yellow), printable(&notice));

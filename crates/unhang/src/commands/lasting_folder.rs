@@ -16,15 +16,15 @@ use unhang_guard::{NotPrivate, PrivateFolder, process};
 
 const LOCK: &str = "lock";
 /// Names the folder of `unhang run` to the programs that it starts.
-pub const RUN_VARIABLE: &str = "UNHANG_RUN_FOLDER";
+pub(super) const RUN_VARIABLE: &str = "UNHANG_RUN_FOLDER";
 /// Names the folder of `unhang card run`.
-pub const CARD_VARIABLE: &str = "UNHANG_CARD_RUN";
+pub(super) const CARD_VARIABLE: &str = "UNHANG_CARD_RUN";
 /// A folder of another machine or container, whose processes cannot be seen here, counts as abandoned after this.
 const PATIENCE_WITH_STRANGERS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What a folder is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(super) enum Purpose {
     /// `unhang run`.
     Run,
     /// `unhang card run`.
@@ -72,7 +72,7 @@ impl Purpose {
 }
 
 /// A folder that is there while the command is.
-pub struct LastingFolder {
+pub(super) struct LastingFolder {
     folder: Option<PrivateFolder>,
     purpose: Purpose,
     _lock: File,
@@ -81,12 +81,12 @@ pub struct LastingFolder {
 impl LastingFolder {
     /// Makes it in the first place that is this user's alone, after taking away what earlier commands could not; or says why
     /// there is none.
-    pub fn create(purpose: Purpose) -> Result<LastingFolder, String> {
+    pub(super) fn create(purpose: Purpose) -> Result<LastingFolder, String> {
         LastingFolder::create_filled(purpose, |_| Ok(()))
     }
 
     /// Makes it in the first place where it can be filled, too: one may be full.
-    pub fn create_filled(
+    pub(super) fn create_filled(
         purpose: Purpose,
         fill: impl Fn(&PrivateFolder) -> Result<(), NotPrivate>,
     ) -> Result<LastingFolder, String> {
@@ -106,12 +106,12 @@ impl LastingFolder {
     }
 
     /// A folder for the work of a command, with the error that a user reads.
-    pub fn for_work() -> anyhow::Result<LastingFolder> {
+    pub(super) fn for_work() -> anyhow::Result<LastingFolder> {
         LastingFolder::create(Purpose::Work).map_err(|reason| no_place(&reason))
     }
 
     /// Makes it in this place.
-    pub fn create_in(place: &Path, purpose: Purpose) -> Result<LastingFolder, NotPrivate> {
+    pub(super) fn create_in(place: &Path, purpose: Purpose) -> Result<LastingFolder, NotPrivate> {
         let place = match purpose.variable() {
             Some(_) => PrivateFolder::open_lasting(place)?,
             None => PrivateFolder::open(place)?,
@@ -136,18 +136,18 @@ impl LastingFolder {
     }
 
     /// The folder itself.
-    pub fn folder(&self) -> &PrivateFolder {
+    pub(super) fn folder(&self) -> &PrivateFolder {
         self.folder.as_ref().expect("there until it is dropped")
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         self.folder().path()
     }
 }
 
 /// There is no place for a folder, and what to do about it.
-pub fn no_place(reason: &str) -> anyhow::Error {
+pub(super) fn no_place(reason: &str) -> anyhow::Error {
     anyhow::anyhow!("hint: set XDG_CACHE_HOME to a folder of yours that nobody else can write")
         .context(format!("no place for a folder that is yours alone: {reason}"))
 }

@@ -9,7 +9,7 @@ use unhang_machine::{Environment, LARGE, System};
 
 /// Which machine to look at.
 #[derive(Args)]
-pub struct MachineArguments {
+pub(super) struct MachineArguments {
     /// Look at the machine that this folder describes (DIR/sys, DIR/etc, DIR/opt, …) instead of this one;
     /// `UNHANG_ROOT=DIR` does the same.
     #[arg(long, value_name = "DIR")]
@@ -21,18 +21,18 @@ pub struct MachineArguments {
 
 impl MachineArguments {
     /// The folder or file that describes what is meant, where that is not simply this machine as it is.
-    pub fn description(&self) -> Option<PathBuf> {
+    pub(super) fn description(&self) -> Option<PathBuf> {
         self.described_root().or_else(|| self.env_file.clone())
     }
 
     /// The folder that describes the machine.
-    pub fn described_root(&self) -> Option<PathBuf> {
+    pub(super) fn described_root(&self) -> Option<PathBuf> {
         let named = self.root.clone().or_else(|| std::env::var_os("UNHANG_ROOT").map(PathBuf::from));
         named.filter(|root| !root.as_os_str().is_empty())
     }
 
     /// The machine.
-    pub fn system(&self) -> anyhow::Result<System> {
+    pub(super) fn system(&self) -> anyhow::Result<System> {
         let given = self.env_file.as_deref().map(read_environment).transpose()?;
         let Some(root) = self.described_root() else {
             return Ok(match given {

@@ -27,7 +27,7 @@ Exit codes:
   0  all is well
   1  damage was found (verify)
   2  wrong usage, or not done")]
-pub struct MiopenCache {
+pub(crate) struct MiopenCache {
     #[command(subcommand)]
     command: CacheCommand,
 }
@@ -85,7 +85,7 @@ struct Common {
 
 impl MiopenCache {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             CacheCommand::List(command) => command.run(),
             CacheCommand::Verify(command) => command.run(),

@@ -36,7 +36,7 @@ use clap::Subcommand;
 
 /// What the program can be asked to do, in the order of its help: what owners need first.
 #[derive(Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     Doctor(doctor::Doctor),
     Run(run::Run),
     Explain(explain::Explain),
@@ -58,7 +58,7 @@ pub enum Command {
 
 impl Command {
     /// Runs the subcommand that was asked for. `definition` is the whole program's.
-    pub fn run(self, definition: fn() -> clap::Command) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, definition: fn() -> clap::Command) -> anyhow::Result<ExitCode> {
         match self {
             Command::Audit(command) => command.run(),
             Command::Bench(command) => command.run(),

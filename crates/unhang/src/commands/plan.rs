@@ -31,7 +31,7 @@ Examples:
 Exit codes:
   0  a plan was made
   2  wrong usage")]
-pub struct PlanCommand {
+pub(crate) struct PlanCommand {
     /// A convolution's key, of a 3-d one too; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
     /// shapes work too, a layer's weight among them.
     #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
@@ -100,7 +100,7 @@ struct Folded {
 
 impl PlanCommand {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let folded = self.folded()?;
         let problem = match &folded {
             Some(folded) => folded.first.clone(),
@@ -248,7 +248,7 @@ fn padding(text: Option<&str>, kernel: [i64; 2], dilation: [i64; 2], stride: [i6
 }
 
 /// A plan for other programs.
-pub fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
+pub(super) fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
     json!({
         "problem": problem.to_string(),
         "engine": plan.choice().name(),

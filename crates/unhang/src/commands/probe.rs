@@ -1,6 +1,6 @@
 //! `unhang probe`: which convolutions are safe here, each tried in a supervised child.
 
-pub mod children;
+pub(super) mod children;
 mod kernels;
 mod miopen;
 mod show;
@@ -66,7 +66,7 @@ Exit codes:
   3    some could not be tried, or every attempt ended in an error
   4    the GPU was lost
   130  interrupted")]
-pub struct Probe {
+pub(crate) struct Probe {
     #[command(flatten)]
     what: what::What,
     /// Play a card that behaves as a table says: rx5600xt-rocm5.2, rx5600xt-rocm5.7 or a file. Needs no GPU and no torch.
@@ -139,7 +139,7 @@ struct Ground<'a> {
 
 impl Probe {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(ended) = self.as_child() {
             return ended;
         }

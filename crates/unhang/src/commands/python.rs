@@ -10,11 +10,11 @@ use super::run::environment::find_on_path;
 use super::run::shield::packages;
 
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
-pub const HAS_TORCH_AND_UNHANG: &str =
+pub(super) const HAS_TORCH_AND_UNHANG: &str =
     "import importlib.util as u; raise SystemExit(0 if u.find_spec('torch') and u.find_spec('unhang') else 3)";
 
 /// The Python next to this program, else that of the active environment, else the one on the path.
-pub fn find_python() -> PathBuf {
+pub(super) fn find_python() -> PathBuf {
     // A name alone was found on the path. Taken as a path itself it would lead to the working folder.
     let program = std::env::args_os().next().and_then(|name| find_on_path(Path::new(&name)));
     let beside = program.and_then(|program| Some(program.parent()?.join("python")));
@@ -24,7 +24,7 @@ pub fn find_python() -> PathBuf {
 
 /// The environment that this program is installed in, with its package: what it is called from by an absolute path, and
 /// under `sudo`, which leaves no environment active.
-pub fn home_of_program() -> Option<PathBuf> {
+pub(super) fn home_of_program() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?;
     let prefix = folder.parent()?;
@@ -33,7 +33,7 @@ pub fn home_of_program() -> Option<PathBuf> {
 
 /// What to look at on a machine: what `--python` names; else, where no environment is active, the program's own. With the
 /// path by which `sudo` finds the program.
-pub fn options(system: &System, pythons: Vec<PathBuf>) -> Options {
+pub(super) fn options(system: &System, pythons: Vec<PathBuf>) -> Options {
     let is_active = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().any(|name| system.variable(name).is_some());
     let mut options = Options { pythons, ..Options::default() };
     if system.is_folder() {
@@ -47,13 +47,13 @@ pub fn options(system: &System, pythons: Vec<PathBuf>) -> Options {
 }
 
 /// `--python` takes an interpreter, by its path or its name alone, or the folder of an environment.
-pub fn interpreter(given: &Path) -> PathBuf {
+pub(super) fn interpreter(given: &Path) -> PathBuf {
     if given.is_dir() { given.join("bin/python") } else { find_on_path(given).unwrap_or_else(|| given.to_owned()) }
 }
 
 /// What `--python` names; a bare name is looked up in PATH. A path that is no Python is refused, so that nothing asked for is
 /// left out silently.
-pub fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     // Of a machine that is described nobody knows the PATH.
     let looked_up = |given: &PathBuf| match given.is_dir() || system.is_folder() {
         true => given.clone(),

@@ -41,7 +41,7 @@ Exit codes:
   1  something unsafe is left
   2  wrong usage, or a file could not be read or written
   3  there is no code for another chip to repair")]
-pub struct Repair {
+pub(crate) struct Repair {
     /// The file to repair; with --extract also a folder or an archive.
     file: PathBuf,
     /// Where to write the repaired copy.
@@ -121,7 +121,7 @@ struct Totals {
 
 impl Repair {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let mut report =
             Report { input: self.file.display().to_string(), chip: self.chip.to_string(), ..Report::default() };
         match (&self.output, &self.extract) {

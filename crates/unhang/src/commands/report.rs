@@ -24,7 +24,7 @@ Examples:
 Exit codes:
   0  done
   2  wrong usage, or not done")]
-pub struct ReportCommand {
+pub(crate) struct ReportCommand {
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -46,7 +46,7 @@ pub struct ReportCommand {
 
 impl ReportCommand {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let mut knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
         if let Some(fingerprint) = &self.machine {
             knowledge.turn_to(fingerprint)?;

@@ -63,7 +63,7 @@ Exit codes:
   87   something else on the GPU hung
   126  the command cannot be run
   127  the command was not found")]
-pub struct Run {
+pub(crate) struct Run {
     /// How long a convolution may take on the GPU before it counts as a hang, such as 90s or 5m [default: 60s, among
     /// several ranks 30m].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
@@ -129,7 +129,7 @@ enum ProfileName {
 
 impl Run {
     /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let (decisions, protection) = self.decide()?;
         let is_affected = protection.is_affected;
         if self.dry_run {

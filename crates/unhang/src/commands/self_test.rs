@@ -31,7 +31,7 @@ const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
 
 /// Something that is tried in a separate child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trial {
+pub(super) enum Trial {
     /// An engine computes convolutions.
     Engine(EngineName),
     /// Torch multiplies matrices.
@@ -43,7 +43,7 @@ pub enum Trial {
 impl Trial {
     /// All of them, the most harmless first: our own kernels are compiled for the true chip and audited, torch's may be
     /// for another one.
-    pub const ALL: [Trial; 6] = [
+    pub(super) const ALL: [Trial; 6] = [
         Trial::Engine(EngineName::Cpu),
         Trial::Engine(EngineName::Jit),
         Trial::Engine(EngineName::Aten),
@@ -53,7 +53,7 @@ impl Trial {
     ];
 
     /// What it is called, on the screen and to the child.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Trial::Engine(engine) => engine.name(),
             Trial::Matmul => "matmul",
@@ -82,7 +82,7 @@ impl Trial {
 }
 
 /// How one trial went.
-pub struct Tried {
+pub(super) struct Tried {
     /// What was tried.
     pub trial: Trial,
     /// How it ended.
@@ -99,7 +99,7 @@ impl Tried {
     }
 
     /// Whether it is here and must not be used.
-    pub fn is_bad(&self) -> bool {
+    pub(super) fn is_bad(&self) -> bool {
         matches!(self.verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
     }
 }
@@ -112,14 +112,14 @@ import torch
 raise SystemExit(0 if torch.cuda.is_available() else 4)";
 
 /// The Python whose torch is tried. It is asked once whether there is anything to try: importing torch takes seconds.
-pub struct Python {
+pub(super) struct Python {
     path: PathBuf,
     answer: OnceCell<Result<(), String>>,
 }
 
 impl Python {
     /// Nothing is asked yet.
-    pub fn new(path: PathBuf) -> Python {
+    pub(super) fn new(path: PathBuf) -> Python {
         Python { path, answer: OnceCell::new() }
     }
 
@@ -147,7 +147,7 @@ impl Python {
 
 /// Runs one trial. `before` is how those before it did: after a hang the card may not respond, and what the next one does
 /// then says nothing about it.
-pub fn run_trial(trial: Trial, python: &Python, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
+pub(super) fn run_trial(trial: Trial, python: &Python, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
     if trial == Trial::Engine(EngineName::Cpu) {
         return try_cpu(trial);
     }
@@ -242,7 +242,7 @@ fn keep(trial: Trial, machine: &Machine, outcome: &Outcome, verdict: Verdict, de
 }
 
 /// The section for people.
-pub fn report(tried: &[Tried], style: Style) -> String {
+pub(super) fn report(tried: &[Tried], style: Style) -> String {
     let mut text = format!("\n{}\n", style.paint("Self-test", Colour::Bold));
     for it in tried {
         let colour = match it.verdict {
@@ -263,7 +263,7 @@ pub fn report(tried: &[Tried], style: Style) -> String {
 }
 
 /// The result for other programs.
-pub fn to_json(tried: &[Tried]) -> Value {
+pub(super) fn to_json(tried: &[Tried]) -> Value {
     let each = |it: &Tried| {
         json!({
             "engine": it.trial.name(),
@@ -276,7 +276,7 @@ pub fn to_json(tried: &[Tried]) -> Value {
 }
 
 /// The child: an engine of ours against the reference.
-pub fn child(engine: &str) -> anyhow::Result<ExitCode> {
+pub(super) fn child(engine: &str) -> anyhow::Result<ExitCode> {
     let (verdict, detail) = if engine == EngineName::Jit.name() {
         let engine = match open_driver() {
             Ok(driver) => GpuEngine::new(driver, GpuSettings::default()),

@@ -4,13 +4,13 @@ use anyhow::bail;
 use unhang_conv::{DataType, Layout};
 
 /// The numbers of a shape: `1x16x64x64`, `1,16,64,64`, `(1, 16, 64, 64)` or `torch.Size([1, 16, 64, 64])`.
-pub fn numbers(text: &str) -> Option<Vec<i64>> {
+pub(super) fn numbers(text: &str) -> Option<Vec<i64>> {
     let bare = text.trim().trim_start_matches("torch.Size").trim_matches(['(', ')', '[', ']', ' ', ',']);
     bare.split(['x', '×', ',']).map(|number| number.trim().parse().ok()).collect()
 }
 
 /// That many numbers of a shape, or an error that says what was expected.
-pub fn exactly<const N: usize>(what: &str, text: &str, example: &str) -> anyhow::Result<[i64; N]> {
+pub(super) fn exactly<const N: usize>(what: &str, text: &str, example: &str) -> anyhow::Result<[i64; N]> {
     match numbers(text).map(<[i64; N]>::try_from) {
         Some(Ok(numbers)) => Ok(numbers),
         _ => bail!("{what} is {text:?}: expected {N} numbers such as {example}"),
@@ -18,7 +18,7 @@ pub fn exactly<const N: usize>(what: &str, text: &str, example: &str) -> anyhow:
 }
 
 /// Height and width: one number for both, or two.
-pub fn pair(what: &str, text: &str) -> anyhow::Result<[i64; 2]> {
+pub(super) fn pair(what: &str, text: &str) -> anyhow::Result<[i64; 2]> {
     match numbers(text).as_deref() {
         Some(&[both]) => Ok([both; 2]),
         Some(&[height, width]) => Ok([height, width]),
@@ -27,7 +27,7 @@ pub fn pair(what: &str, text: &str) -> anyhow::Result<[i64; 2]> {
 }
 
 /// A whole shape, written as keys have it. For arguments that are handed on.
-pub fn shape(text: &str) -> Result<String, String> {
+pub(super) fn shape(text: &str) -> Result<String, String> {
     match numbers(text) {
         Some(numbers) if numbers.iter().all(|number| *number > 0) => {
             Ok(numbers.iter().map(i64::to_string).collect::<Vec<_>>().join("x"))
@@ -37,7 +37,7 @@ pub fn shape(text: &str) -> Result<String, String> {
 }
 
 /// A type as keys have it (f16) or as torch names it (torch.float16, half).
-pub fn data_type(text: &str) -> Result<DataType, String> {
+pub(super) fn data_type(text: &str) -> Result<DataType, String> {
     let name = match text.strip_prefix("torch.").unwrap_or(text) {
         "float32" | "float" | "fp32" => "f32",
         "float16" | "half" | "fp16" => "f16",
@@ -49,7 +49,7 @@ pub fn data_type(text: &str) -> Result<DataType, String> {
 }
 
 /// A layout as keys have it (nhwc) or as torch names it (channels_last).
-pub fn layout(text: &str) -> Result<Layout, String> {
+pub(super) fn layout(text: &str) -> Result<Layout, String> {
     let name = match text.strip_prefix("torch.").unwrap_or(text) {
         "channels_last" => "nhwc",
         "contiguous_format" | "contiguous" => "nchw",

@@ -3,9 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 
-pub use crate::output::print_json as print_safe_json;
-pub use unhang_guard::time::{deadline, duration};
-pub use unhang_machine::counted;
+pub(super) use crate::output::print_json as print_safe_json;
+pub(super) use unhang_guard::time::{deadline, duration};
+pub(super) use unhang_machine::counted;
 
 /// The widest that text is laid out, and how it is where nobody knows the width: reports can be compared then.
 const WIDEST: usize = 100;
@@ -13,7 +13,7 @@ const WIDEST: usize = 100;
 const NARROWEST: usize = 40;
 
 /// How wide text is laid out: as `COLUMNS` says, else as the terminal is.
-pub fn width() -> usize {
+pub(super) fn width() -> usize {
     static WIDTH: OnceLock<usize> = OnceLock::new();
     *WIDTH.get_or_init(|| {
         let named = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse::<usize>().ok());
@@ -27,7 +27,7 @@ pub fn width() -> usize {
 }
 
 /// Wraps text at blanks: `first` blanks before the first line, `rest` before the others.
-pub fn wrapped(text: &str, first: usize, rest: usize) -> String {
+pub(super) fn wrapped(text: &str, first: usize, rest: usize) -> String {
     wrapped_to(width(), text, first, rest)
 }
 
@@ -52,14 +52,14 @@ fn wrapped_to(width: usize, text: &str, first: usize, rest: usize) -> String {
 }
 
 /// Something that is known, within the terminal's width: what it is, and below it where from and what was seen.
-pub fn entry(what: &str, facts: &[&str], detail: &str) -> String {
+pub(super) fn entry(what: &str, facts: &[&str], detail: &str) -> String {
     let facts: Vec<&str> = facts.iter().copied().filter(|fact| !fact.is_empty()).collect();
     let below = if detail.is_empty() { facts.join(", ") } else { format!("{}: {detail}", facts.join(", ")) };
     format!("{}\n{}\n", wrapped(&unhang_guard::printable(what), 0, 4), wrapped(&unhang_guard::printable(&below), 4, 4))
 }
 
 /// Prints text on standard output. A reader that went away (`| head`) is not an error.
-pub fn print_text(text: &str) -> anyhow::Result<()> {
+pub(super) fn print_text(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),

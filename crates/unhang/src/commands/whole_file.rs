@@ -15,13 +15,13 @@ use unhang_guard::input::read_named_text;
 const LARGEST_TABLE: u64 = 16 << 20;
 
 /// A table of layers or of a rehearsal. It may come through a pipe.
-pub fn read_table(path: &Path) -> anyhow::Result<String> {
+pub(super) fn read_table(path: &Path) -> anyhow::Result<String> {
     read_named_text(path, LARGEST_TABLE).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Writes a file under a name that nobody can guess, next to its place, and then renames it. A link in that place
 /// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.
-pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {
+pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {
     let context = || format!("cannot write {}", path.display());
     if path.file_name().is_none() {
         bail!("{} names no file", path.display());
@@ -39,7 +39,7 @@ pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
 
 /// Whether a name, or what it leads to as a link, is one of the system's: `/dev/stdout` names a plain file where output is
 /// redirected, and cannot be replaced.
-pub fn belongs_to_the_system(path: &Path) -> bool {
+pub(super) fn belongs_to_the_system(path: &Path) -> bool {
     /// As many as Linux follows.
     const LINKS: usize = 40;
     let mut path = path.to_owned();

@@ -18,7 +18,7 @@ const REHEARSAL: &str = "REHEARSAL: about a rehearsed card, not a real one; time
 
 /// What to compare.
 #[derive(Args)]
-pub struct Compare {
+pub(super) struct Compare {
     /// Compare what rehearsals found instead of what was seen.
     #[arg(long = "rehearse", visible_alias = "rehearsal")]
     rehearsal: bool,
@@ -60,7 +60,7 @@ type Rows = BTreeMap<Problem, BTreeMap<Column, Cell>>;
 
 impl Compare {
     /// Runs the command.
-    pub fn run(self, as_json: bool) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self, as_json: bool) -> anyhow::Result<ExitCode> {
         let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
         let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
         let rows = rows(&knowledge.evidence);

@@ -4,7 +4,7 @@ use unhang_gpu::driver::{Cuda, Driver, Hip, HipChip};
 use unhang_machine::{Environment, Machine, System};
 
 /// The first GPU that can be used: NVIDIA's, or AMD's whose chip the kernel driver knows.
-pub fn open_driver() -> anyhow::Result<Box<dyn Driver>> {
+pub(crate) fn open_driver() -> anyhow::Result<Box<dyn Driver>> {
     let cuda = match Cuda::open(0) {
         Ok(driver) => return Ok(Box::new(driver)),
         Err(error) => error,

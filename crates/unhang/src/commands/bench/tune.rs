@@ -31,7 +31,7 @@ use crate::output::{self, FOUND_ERRORS, Progress};
 const LAYERS: &str = include_str!("../../../../unhang-suite/layers.tsv");
 
 #[derive(Args)]
-pub struct Tune {
+pub(super) struct Tune {
     /// A layer table: name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups.
     #[arg(long, value_name = "FILE")]
     layers: Option<PathBuf>,
@@ -134,7 +134,7 @@ struct Report {
 }
 
 impl Tune {
-    pub fn run(self, json: bool) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self, json: bool) -> anyhow::Result<ExitCode> {
         if self.worker {
             return self.work();
         }

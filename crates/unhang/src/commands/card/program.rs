@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::anyhow;
 
 /// Refuses programs that the loader would start without us, with the reason.
-pub fn check(program: &Path) -> anyhow::Result<()> {
+pub(super) fn check(program: &Path) -> anyhow::Result<()> {
     // What cannot be read is the system's to judge.
     let Ok(mut file) = File::open(program) else { return Ok(()) };
     let metadata = file.metadata()?;

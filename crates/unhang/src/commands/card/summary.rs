@@ -10,11 +10,11 @@ use unhang_guard::PrivateFolder;
 use super::super::text::counted;
 
 /// The size of the file of counters: the library's eight numbers of 64 bits.
-pub const COUNTERS_SIZE: usize = 64;
+pub(super) const COUNTERS_SIZE: usize = 64;
 
 /// The sum of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub(super) struct Summary {
     processes: u64,
     dispatches: u64,
     instructions: u64,
@@ -27,7 +27,7 @@ pub struct Summary {
 
 impl Summary {
     /// Reads what the processes of a run have left.
-    pub fn read(run: &PrivateFolder) -> Summary {
+    pub(super) fn read(run: &PrivateFolder) -> Summary {
         let counters = run.read("counters", COUNTERS_SIZE as u64).ok().flatten().unwrap_or_default();
         let counter = |place: usize| {
             let bytes = counters.get(8 * place..8 * place + 8).and_then(|bytes| bytes.try_into().ok());
@@ -57,7 +57,7 @@ impl Summary {
     }
 
     /// The summary as JSON, for programs.
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         json!({
             "event": "summary", "schema": 1, "emulated": true, "processes": self.processes,
             "dispatches": self.dispatches, "kernels": self.kernels, "instructions": self.instructions,

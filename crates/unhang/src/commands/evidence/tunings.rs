@@ -13,7 +13,7 @@ fn is_current(tuning: &Tuning) -> bool {
 }
 
 /// A tuning for other programs.
-pub fn to_json(tuning: &Tuning) -> Value {
+pub(crate) fn to_json(tuning: &Tuning) -> Value {
     let tuned = &tuning.tuned;
     json!({
         "problem": tuned.problem.to_string(),
@@ -36,7 +36,7 @@ pub fn to_json(tuning: &Tuning) -> Value {
 }
 
 /// One tuning in a line, for a plan.
-pub fn in_words(tuning: &Tuning) -> String {
+pub(crate) fn in_words(tuning: &Tuning) -> String {
     let tuned = &tuning.tuned;
     let gain = if tuned.choice == tuned.model_choice {
         "the model's own choice".to_owned()
@@ -75,7 +75,7 @@ fn mean_and_worst(tunings: &[Tuning]) -> Option<(f64, f64, &Tuning)> {
 }
 
 /// A few lines for a list of other things; empty where nothing was measured.
-pub fn summary(tunings: &[Tuning]) -> String {
+pub(crate) fn summary(tunings: &[Tuning]) -> String {
     if tunings.is_empty() {
         return String::new();
     }
@@ -98,7 +98,7 @@ pub fn summary(tunings: &[Tuning]) -> String {
 }
 
 /// Prints all of them.
-pub fn print(store: &Store, as_json: bool) -> anyhow::Result<()> {
+pub(crate) fn print(store: &Store, as_json: bool) -> anyhow::Result<()> {
     let tunings = store.tunings();
     if as_json {
         let found = mean_and_worst(&tunings);

@@ -76,7 +76,7 @@ struct LaunchReport {
 }
 
 /// Predicts what each selection would take, on all cores, and prints it.
-pub fn list(selections: &[Selection], compiler: &dyn Compiler, json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn list(selections: &[Selection], compiler: &dyn Compiler, json: bool) -> anyhow::Result<ExitCode> {
     let rows = rows(selections, compiler)?;
     if json {
         output::print_json(&report(rows, compiler.version()))?;

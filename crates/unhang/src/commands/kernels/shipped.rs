@@ -19,7 +19,7 @@ struct Line<'a> {
 }
 
 /// Prints every object, and checks that its bytes are the ones that were listed.
-pub fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let folder = folder.or_else(find).context(
         "no kernels were found next to this program or in its package; every kernel is compiled at run time\n\
          hint: name their folder with --folder (python/unhang/kernels in a source tree), or install a wheel that was built with clang 15",

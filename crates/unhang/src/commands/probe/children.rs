@@ -16,7 +16,7 @@ use unhang_probe::{Ended, Launch, PythonStart, supervise};
 use crate::output::printable;
 
 /// Under what MIOpen can be tried: the environment as it is, the profiles, each family of solvers alone.
-pub const VARIANTS: [&str; 10] =
+pub(crate) const VARIANTS: [&str; 10] =
     ["as-is", "rocm5.2", "rocm5.7", "no-spoof", "naive", "gemm", "implicit-gemm", "winograd", "direct", "fft"];
 
 /// The variable of each family of MIOpen's solvers. Only 0 acts: it turns the family off.
@@ -38,7 +38,7 @@ const DESCRIBING: Duration = Duration::from_secs(120);
 const RECORDING: Duration = Duration::from_secs(600);
 
 /// The interpreter with torch.
-pub struct Python {
+pub(crate) struct Python {
     program: String,
     /// Version and build of torch, as they enter the fingerprint.
     pub torch: String,
@@ -50,7 +50,7 @@ pub struct Python {
 
 impl Python {
     /// Asks the interpreter what it has, in a child with a deadline: torch asks the GPU.
-    pub fn describe(program: &Path) -> anyhow::Result<Python> {
+    pub(crate) fn describe(program: &Path) -> anyhow::Result<Python> {
         let answer = ask(program, &["--describe"], DESCRIBING)?;
         let text = |name: &str| answer[name].as_str().map(printable);
         Ok(Python {
@@ -62,7 +62,7 @@ impl Python {
     }
 
     /// The child for an engine under a variant.
-    pub fn launch(&self, engine: EngineName, variant: &str) -> Launch {
+    pub(crate) fn launch(&self, engine: EngineName, variant: &str) -> Launch {
         let device = if self.accelerator { "cuda" } else { "cpu" };
         let PythonStart { command, mut environment } = PythonStart::module(&self.program, CHILD, &["--device", device]);
         if engine == EngineName::Miopen {
@@ -73,7 +73,7 @@ impl Python {
 }
 
 /// The convolutions of a model, forward and backward, with how often each is used.
-pub fn record_model(program: &Path, model: &str, input: &str) -> anyhow::Result<Vec<(String, u64)>> {
+pub(crate) fn record_model(program: &Path, model: &str, input: &str) -> anyhow::Result<Vec<(String, u64)>> {
     let answer = ask(program, &["--record", model, "--input", input], RECORDING)?;
     if let Some(error) = answer["error"].as_str() {
         return Err(anyhow!("hint: MODULE:FACTORY is called without arguments and must return a torch module")
@@ -104,7 +104,7 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
 
 /// What a child gets that tries MIOpen: the variables of a variant, and nothing of ours between it and the library. A program of
 /// `unhang run` hands its preloaded library on, and what that computes must not count as MIOpen's.
-pub fn environment(variant: &str) -> Vec<(String, Option<String>)> {
+pub(crate) fn environment(variant: &str) -> Vec<(String, Option<String>)> {
     let mut all = of_variant(variant);
     all.push(("UNHANG_MIOPEN".to_owned(), Some("0".to_owned())));
     all
@@ -130,7 +130,7 @@ fn of_variant(variant: &str) -> Vec<(String, Option<String>)> {
 }
 
 /// The child that plays the card of a table. The folder stands for the card.
-pub fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
+pub(crate) fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
     std::fs::write(folder.join("table.tsv"), table).context("cannot write the table for the children")?;
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
     let command = vec![
@@ -143,7 +143,7 @@ pub fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
 }
 
 /// The child that plays a card.
-pub fn play(folder: &Path, engine: &dyn Engine) -> anyhow::Result<ExitCode> {
+pub(crate) fn play(folder: &Path, engine: &dyn Engine) -> anyhow::Result<ExitCode> {
     let table = Table::parse(&std::fs::read_to_string(folder.join("table.tsv"))?)?;
     // A prober that went away is how this ends.
     let _ = serve(socket()?, &table, engine, folder);
@@ -151,7 +151,7 @@ pub fn play(folder: &Path, engine: &dyn Engine) -> anyhow::Result<ExitCode> {
 }
 
 /// A child's way to its prober.
-pub fn socket() -> anyhow::Result<UnixStream> {
+pub(crate) fn socket() -> anyhow::Result<UnixStream> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
     Ok(UnixStream::from(socket))
 }

@@ -24,7 +24,7 @@ const REPEATS: u32 = 4;
 
 /// What a child with our kernels is to do; for this program's own use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Part {
+pub(super) enum Part {
     /// Say what is here.
     Describe,
     /// Serve a prober.
@@ -32,7 +32,7 @@ pub enum Part {
 }
 
 /// The GPU below the runtime that is installed here.
-pub struct ProbedGpu {
+pub(super) struct ProbedGpu {
     /// Its driver and the compiler, as they enter the fingerprint.
     pub software: String,
     /// The device, as measurements are filed under.
@@ -41,7 +41,7 @@ pub struct ProbedGpu {
 
 impl ProbedGpu {
     /// Asks in a child with a deadline: the runtime starts, and asks the GPU.
-    pub fn describe(deadline: Duration) -> anyhow::Result<ProbedGpu> {
+    pub(super) fn describe(deadline: Duration) -> anyhow::Result<ProbedGpu> {
         let outcome = supervise(&Child { command: command(Part::Describe)?, environment: Vec::new(), deadline })?;
         let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
@@ -53,7 +53,7 @@ impl ProbedGpu {
     }
 
     /// The child that tries.
-    pub fn launch() -> anyhow::Result<Launch> {
+    pub(super) fn launch() -> anyhow::Result<Launch> {
         Ok(Launch { command: command(Part::Serve)?, environment: Vec::new() })
     }
 }
@@ -65,7 +65,7 @@ fn command(part: Part) -> anyhow::Result<Vec<String>> {
 }
 
 /// Plays the child's part.
-pub fn child(part: Part, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
+pub(super) fn child(part: Part, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
     let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
     let description = engine.driver().description();
     let software = format!("{} with {}", description.driver, engine.driver().compiler().version());

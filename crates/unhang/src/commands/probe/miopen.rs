@@ -18,7 +18,7 @@ const ANSWER: &str = "unhang-miopen ";
 
 /// What a child with MIOpen is to do; for this program's own use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Part {
+pub(super) enum Part {
     /// Say what is here.
     Describe,
     /// Serve a prober.
@@ -35,7 +35,7 @@ impl Part {
 }
 
 /// MIOpen as it is installed here, with a device below it.
-pub struct Library {
+pub(super) struct Library {
     file: Option<PathBuf>,
     /// Its version and the runtime's, as they enter the fingerprint.
     pub software: String,
@@ -45,7 +45,7 @@ pub struct Library {
 
 impl Library {
     /// Asks in a child with a deadline: the library and the runtime start, and ask the GPU.
-    pub fn describe(file: Option<&Path>, deadline: Duration) -> anyhow::Result<Library> {
+    pub(super) fn describe(file: Option<&Path>, deadline: Duration) -> anyhow::Result<Library> {
         let command = command(Part::Describe, file)?;
         let outcome = supervise(&Child { command, environment: Vec::new(), deadline })?;
         let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
@@ -67,7 +67,7 @@ impl Library {
     }
 
     /// The child for a variant.
-    pub fn launch(&self, variant: &str) -> anyhow::Result<Launch> {
+    pub(super) fn launch(&self, variant: &str) -> anyhow::Result<Launch> {
         Ok(Launch { command: command(Part::Serve, self.file.as_deref())?, environment: environment(variant) })
     }
 }
@@ -82,7 +82,7 @@ fn command(part: Part, file: Option<&Path>) -> anyhow::Result<Vec<String>> {
 }
 
 /// Plays the child's part.
-pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
+pub(super) fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
     let file = file.map(|file| file.to_str().context("the library's path is not UTF-8")).transpose()?;
     let miopen = Miopen::load(file)?;
     match part {

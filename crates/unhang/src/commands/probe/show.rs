@@ -21,19 +21,19 @@ use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 /// The exit code when the GPU does not compute any more.
 const GPU_LOST: u8 = 4;
 /// The exit code of a command that was interrupted: 128 and the number of SIGINT.
-pub const INTERRUPTED: u8 = 130;
+pub(super) const INTERRUPTED: u8 = 130;
 /// How often a line is printed where there is no terminal to draw on.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 /// How many bad verdicts are listed; the rest is counted.
 const LISTED: usize = 40;
 
 /// Whether a verdict keeps an engine from being used.
-pub fn is_bad(verdict: Verdict) -> bool {
+pub(super) fn is_bad(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
 }
 
 /// Progress on standard error: a bar on a terminal, a line now and then elsewhere.
-pub struct Progress {
+pub(super) struct Progress {
     bar: ProgressBar,
     drawn: bool,
     rehearsal: bool,
@@ -50,7 +50,7 @@ struct Count {
 
 impl Progress {
     /// For that many attempts. What hangs or crashes is said as it happens, where wanted.
-    pub fn new(total: usize, rehearsal: bool, talkative: bool) -> Progress {
+    pub(super) fn new(total: usize, rehearsal: bool, talkative: bool) -> Progress {
         let drawn = std::io::stderr().is_terminal();
         let bar = if drawn && total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
         let template = if rehearsal { "rehearsal " } else { "" }.to_owned()
@@ -64,7 +64,7 @@ impl Progress {
     }
 
     /// Takes notice of what happens. Called from the workers' threads.
-    pub fn show(&self, event: &Event<'_>) {
+    pub(super) fn show(&self, event: &Event<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Began(attempt) if self.drawn => {
@@ -106,7 +106,7 @@ impl Progress {
     }
 
     /// Takes the bar away.
-    pub fn finish(&self) {
+    pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
@@ -124,12 +124,12 @@ fn name(attempt: &Attempt) -> String {
 }
 
 /// A verdict on one line.
-pub fn one_line(tried: &Tried) -> String {
+pub(super) fn one_line(tried: &Tried) -> String {
     format!("{} {}: {}", tried.verdict, name(&tried.attempt), tried.detail)
 }
 
 /// What a probe found, with what was known before.
-pub struct Found {
+pub(super) struct Found {
     order: HashMap<Attempt, usize>,
     entries: Vec<(Tried, bool)>,
     left: Vec<(Attempt, String)>,
@@ -143,7 +143,7 @@ pub struct Found {
 
 impl Found {
     /// For these attempts; that many came to light as culprits of an earlier crash.
-    pub fn new(attempts: &[Attempt], suspects: usize, rehearsal: Option<String>) -> Found {
+    pub(super) fn new(attempts: &[Attempt], suspects: usize, rehearsal: Option<String>) -> Found {
         Found {
             order: attempts.iter().cloned().enumerate().map(|(index, attempt)| (attempt, index)).collect(),
             entries: Vec::new(),
@@ -158,7 +158,7 @@ impl Found {
     }
 
     /// Adds what was known before.
-    pub fn add_earlier(&mut self, record: Record) {
+    pub(super) fn add_earlier(&mut self, record: Record) {
         let tried = Tried {
             attempt: Attempt { problem: record.problem, engine: record.engine, variant: record.variant },
             verdict: record.verdict,
@@ -176,7 +176,7 @@ impl Found {
     }
 
     /// Adds what was found now.
-    pub fn add(&mut self, probed: Probed, seconds: f64) {
+    pub(super) fn add(&mut self, probed: Probed, seconds: f64) {
         self.entries.extend(probed.tried.into_iter().map(|tried| (tried, false)));
         self.entries.sort_by_key(|(tried, _)| self.order.get(&tried.attempt).copied());
         self.left = probed.left;
@@ -187,7 +187,7 @@ impl Found {
     }
 
     /// How the command ends, from what was found now and what was known before.
-    pub fn exit_code(&self) -> u8 {
+    pub(super) fn exit_code(&self) -> u8 {
         match self.end {
             End::Lost(_) => GPU_LOST,
             End::Interrupted => INTERRUPTED,
@@ -210,7 +210,13 @@ impl Found {
     }
 
     /// Prints it.
-    pub fn print(&self, as_json: bool, knowledge: &Knowledge, machine: &str, remarks: &[String]) -> anyhow::Result<()> {
+    pub(super) fn print(
+        &self,
+        as_json: bool,
+        knowledge: &Knowledge,
+        machine: &str,
+        remarks: &[String],
+    ) -> anyhow::Result<()> {
         if as_json {
             print_safe_json(&self.to_json(knowledge, remarks))
         } else {

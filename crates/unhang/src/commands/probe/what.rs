@@ -15,7 +15,7 @@ use super::children::record_model;
 /// What to try. Without any of these: what programs that use unhang asked for so far.
 #[derive(Args)]
 #[group(skip)]
-pub struct What {
+pub(super) struct What {
     /// Try the layers of this table (name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups).
     #[arg(long, value_name = "FILE", group = "what")]
     layers: Option<PathBuf>,
@@ -35,7 +35,7 @@ pub struct What {
 
 impl What {
     /// The layers of the table, where one is named.
-    pub fn layers(&self) -> anyhow::Result<Option<Vec<Problem>>> {
+    pub(super) fn layers(&self) -> anyhow::Result<Option<Vec<Problem>>> {
         let Some(path) = &self.layers else { return Ok(None) };
         let text = read_table(path).context("cannot read the layers")?;
         let layers = table::parse(&text).with_context(|| format!("cannot read the layers {}", path.display()))?;
@@ -43,7 +43,7 @@ impl What {
     }
 
     /// The convolutions, the most used first, each once.
-    pub fn problems(
+    pub(super) fn problems(
         &self,
         layers: Option<Vec<Problem>>,
         store: &Store,

@@ -12,7 +12,7 @@ const ROUTE: &str = "UNHANG_MIOPEN_ROUTE";
 
 /// What to set so that programs have it; nothing where it is not there, and where `UNHANG_MIOPEN=0` declines. It is preloaded. The
 /// loader is audited too where that is asked for, and where the library cannot be preloaded.
-pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+pub(super) fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_MIOPEN").filter(|it| !it.is_empty());
     if named.as_deref() == Some("0") {
         return Vec::new();

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// By itself, with this code.
     Exited(u8),
     /// By this signal.
@@ -41,14 +41,14 @@ enum Event {
 }
 
 /// Signals that are handed on. Those that were ignored when we were started (`nohup`) stay ignored, for the child too.
-pub struct Signals {
+pub(crate) struct Signals {
     sender: Sender<Event>,
     events: Mutex<Receiver<Event>>,
 }
 
 impl Signals {
     /// Begins to catch them.
-    pub fn catch() -> std::io::Result<Signals> {
+    pub(crate) fn catch() -> std::io::Result<Signals> {
         let ignored = ignored_signals(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT, SIGWINCH];
         let wanted = all.into_iter().filter(|number| ignored & (1 << (number - 1)) == 0);
@@ -71,7 +71,7 @@ impl Signals {
     }
 
     /// Waits; a signal that ends programs ends the wait too.
-    pub fn wait(&self, time: Duration) -> Option<i32> {
+    pub(crate) fn wait(&self, time: Duration) -> Option<i32> {
         let until = Instant::now() + time;
         loop {
             match self.next(until.saturating_duration_since(Instant::now())) {
@@ -92,7 +92,7 @@ fn ignored_signals(status: &str) -> u64 {
 }
 
 /// Runs a command to its end.
-pub fn run(mut command: Command, signals: &Signals, folder: Option<&RunFolder>) -> std::io::Result<Ended> {
+pub(crate) fn run(mut command: Command, signals: &Signals, folder: Option<&RunFolder>) -> std::io::Result<Ended> {
     // What the terminal sent before the program was there, nobody else heard.
     if let Some(signal) = signals.wait(Duration::ZERO) {
         return Ok(Ended::Signalled(signal));
@@ -232,7 +232,7 @@ fn is_session_leader() -> bool {
 
 /// Dies of a signal, without a core of our own. Returns only from signals that do not end a process, and in the first
 /// process of a container, which none does.
-pub fn die_of(signal: i32) {
+pub(crate) fn die_of(signal: i32) {
     if std::process::id() == 1 {
         return;
     }

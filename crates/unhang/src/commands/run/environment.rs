@@ -10,7 +10,7 @@ use unhang_machine::profile::Profile;
 /// What happens to a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Action {
+pub(crate) enum Action {
     /// It gets this value.
     Set,
     /// The user's stays, although another was wanted.
@@ -19,7 +19,7 @@ pub enum Action {
 
 /// One variable, what happens to it, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// The variable.
     pub name: &'static str,
     /// What happens.
@@ -39,7 +39,7 @@ impl Decision {
     }
 
     /// Whether the variable has a value in the run that is not empty.
-    pub fn holds_a_value(&self) -> bool {
+    pub(crate) fn holds_a_value(&self) -> bool {
         self.value.as_deref().is_some_and(|value| !value.is_empty())
     }
 }
@@ -60,7 +60,7 @@ impl fmt::Display for Decision {
 }
 
 /// What a profile comes to, given what is set. A line that wants nothing set and finds nothing set is no decision.
-pub fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+pub(crate) fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for line in &profile.lines {
         let wanted = line.value.map(str::to_owned);
@@ -81,7 +81,7 @@ pub fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<Str
 
 /// The chip that the card passes for in the run, where that is another one. An override of the user's that names the card's own
 /// chip changes nothing, and nothing is said of it.
-pub fn settle_override(decisions: &mut Vec<Decision>, true_chip: Option<&str>) -> Option<String> {
+pub(crate) fn settle_override(decisions: &mut Vec<Decision>, true_chip: Option<&str>) -> Option<String> {
     let at = decisions.iter().position(|it| it.name == "HSA_OVERRIDE_GFX_VERSION")?;
     let named = decisions[at].value.as_deref().and_then(unhang_machine::gfx_of_override)?;
     if true_chip != Some(&named) {
@@ -95,7 +95,7 @@ pub fn settle_override(decisions: &mut Vec<Decision>, true_chip: Option<&str>) -
 
 /// Triton keeps what it compiled, and so does inductor, without the variable in the key: kernels that were compiled with
 /// buffer operations would be used again. So where those are off both get separate folders, unless they have some.
-pub fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+pub(crate) fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     const KNOB: &str = "AMDGCN_USE_BUFFER_OPS";
     let decided = decisions.iter().find(|it| it.name == KNOB).and_then(|it| it.value.clone());
     if decided.or_else(|| get(KNOB)).as_deref() != Some("0") {
@@ -116,7 +116,7 @@ pub fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> V
 
 /// The interpreter that a command is, where it is one: its packages are looked through for torch. A script by its first
 /// line.
-pub fn python_of(program: &OsString) -> Vec<PathBuf> {
+pub(crate) fn python_of(program: &OsString) -> Vec<PathBuf> {
     let Some(path) = find_on_path(Path::new(program)) else { return Vec::new() };
     let is_python =
         |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("python"));
@@ -132,7 +132,7 @@ pub fn python_of(program: &OsString) -> Vec<PathBuf> {
 }
 
 /// The program that a name means, as the system finds it.
-pub fn find_on_path(program: &Path) -> Option<PathBuf> {
+pub(crate) fn find_on_path(program: &Path) -> Option<PathBuf> {
     find_in(std::env::var_os("PATH").as_deref(), program)
 }
 

@@ -11,7 +11,7 @@ use unhang_guard::{Handle, NotPrivate, PrivateFolder, process};
 use unhang_machine::unrepaired::UnrepairedKernel;
 use unhang_watchdog::HangReport;
 
-pub use super::super::lasting_folder::RUN_VARIABLE as VARIABLE;
+pub(super) use super::super::lasting_folder::RUN_VARIABLE as VARIABLE;
 use super::super::lasting_folder::{LastingFolder, Purpose};
 use super::super::text::counted;
 
@@ -22,11 +22,11 @@ const LONGEST_REPORT: u64 = 64 * 1024;
 const MOST_REPORTS: usize = 1024;
 
 /// A folder that is there while the run is.
-pub struct RunFolder(LastingFolder);
+pub(crate) struct RunFolder(LastingFolder);
 
 /// Holds on to the process that reported a hang, if it is still there and surely that one: of this boot and namespace, with
 /// the start time that it reported, and started by this run.
-pub fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
+pub(super) fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
     let identity = report.identity();
     if !identity.is_of_here() || identity.pid == std::process::id() {
         return None;
@@ -48,7 +48,7 @@ fn fill(folder: &PrivateFolder) -> Result<(), NotPrivate> {
 
 impl RunFolder {
     /// Makes it where a lasting folder has a place, or says why there is none.
-    pub fn create() -> Result<RunFolder, String> {
+    pub(crate) fn create() -> Result<RunFolder, String> {
         LastingFolder::create_filled(Purpose::Run, fill).map(RunFolder)
     }
 
@@ -64,7 +64,7 @@ impl RunFolder {
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
@@ -77,7 +77,7 @@ impl RunFolder {
     }
 
     /// What hung so far, each with the name by which it is known.
-    pub fn reports(&self) -> Vec<(String, HangReport)> {
+    pub(crate) fn reports(&self) -> Vec<(String, HangReport)> {
         let read = |name: String| {
             let bytes = self.folder().read(&name, LONGEST_REPORT).ok()??;
             Some((name, HangReport::from_json(&bytes)?))
@@ -86,7 +86,7 @@ impl RunFolder {
     }
 
     /// What was reported, which is then forgotten.
-    pub fn take_reports(&self) -> Vec<HangReport> {
+    pub(crate) fn take_reports(&self) -> Vec<HangReport> {
         let reports = self.reports();
         for name in self.report_names() {
             self.folder().remove(&name);
@@ -104,7 +104,7 @@ struct Summary {
 
 impl RunFolder {
     /// What was computed by what, in one line, over all processes that said so; and forgets it.
-    pub fn take_summaries(&self) -> Option<String> {
+    pub(crate) fn take_summaries(&self) -> Option<String> {
         let names = self.folder().names().unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
         let names: Vec<String> = names.filter(|name| name.starts_with("done-") && name.ends_with(".json")).collect();
         let mut layers: BTreeMap<String, u64> = BTreeMap::new();
@@ -130,7 +130,7 @@ impl RunFolder {
 
     /// What the shield did as code was loaded, over all processes of the run; and forgets it. None where it repaired nothing
     /// and named nothing.
-    pub fn take_repairs(&self) -> Option<Repairs> {
+    pub(crate) fn take_repairs(&self) -> Option<Repairs> {
         let mut repairs = Repairs::default();
         for line in self.take_lines("repaired-") {
             let Ok(functions) = line.parse::<u64>() else { continue };
@@ -157,7 +157,7 @@ impl RunFolder {
 
 /// What the shield did in a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Repairs {
+pub(crate) struct Repairs {
     objects: u64,
     functions: u64,
     /// What it could not repair.
@@ -166,7 +166,7 @@ pub struct Repairs {
 
 impl Repairs {
     /// In one line.
-    pub fn in_words(&self) -> String {
+    pub(crate) fn in_words(&self) -> String {
         let of_functions = match self.functions {
             0 => String::new(),
             functions => format!(", {}", counted(functions, "function")),

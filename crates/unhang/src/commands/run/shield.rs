@@ -17,7 +17,7 @@ const LIBRARY: &str = "libunhang_shield.so";
 /// What to set so that kernels are compiled with the work-arounds, where the card passes for another one, and the shield is
 /// loaded; no shield where it is not there, and neither where `UNHANG_SHIELD=0` declines. On native code the shield has nothing to
 /// repair: there it is wanted only to look whether queues move.
-pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+pub(crate) fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_SHIELD").filter(|it| !it.is_empty());
     if named.as_deref() == Some("0") {
         return Vec::new();
@@ -45,7 +45,7 @@ pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Dec
 }
 
 /// The library of ours that was named, else the one next to the program, in its `../lib`, or in the Python package there.
-pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
+pub(crate) fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(PathBuf::from(named)).filter(|path| path.is_file() && can_be_loaded(path));
     }
@@ -58,7 +58,7 @@ pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Optio
 
 /// Whether a file next to the program may be run with the user's rights: it and its folder belong to us, to root or to whoever owns the
 /// program, and nobody else may write them. A program in a shared folder has neighbours.
-pub fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
+pub(crate) fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
     let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let of_program = program.and_then(|program| std::fs::metadata(program).ok()).map(|it| (it.uid(), it.gid()));
     let is_closed = |path: &Path| {
@@ -82,7 +82,7 @@ fn can_be_loaded(library: &Path) -> bool {
 }
 
 /// Where the Python package may be that the program in this folder was installed with.
-pub fn packages(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn packages(folder: &Path) -> Vec<PathBuf> {
     let library = folder.parent().map(|parent| parent.join("lib"));
     let entries = library.and_then(|library| std::fs::read_dir(library).ok()).into_iter().flatten();
     let mut pythons: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -92,7 +92,7 @@ pub fn packages(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The sitecustomize of the installed package, for a run that has no folder.
-pub fn installed_autoload() -> Option<PathBuf> {
+pub(crate) fn installed_autoload() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = packages(program.parent()?).into_iter().map(|package| package.join("_autoload"));
     folders.into_iter().find(|folder| is_trusted(&folder.join("sitecustomize.py"), Some(&program)))

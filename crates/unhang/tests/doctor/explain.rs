@@ -1,0 +1,60 @@
+//! `unhang explain`: findings, topics and pasted errors.
+
+use super::{json, run, unhang};
+
+/// Of each message named in a report: the section, facts of the machine, and a command at the end.
+#[test]
+fn answers_have_the_machines_facts_and_end_with_a_command() {
+    for (message, section, last) in [
+        ("error: not a valid operand. v_add_f32 row_bcast:15", "batch-norm-compile", "unhang run -- python train.py"),
+        (
+            "HIPBLAS_STATUS_INTERNAL_ERROR",
+            "hipblas-status",
+            "TORCH_BLAS_PREFER_HIPBLASLT=0 unhang run -- python train.py",
+        ),
+        ("HIP error: an illegal memory access was encountered", "illegal-memory-access", "unhang doctor --self-test"),
+        ("Torch is not able to use GPU", "webui-gpu-check", "unhang doctor --python venv/bin/python"),
+        ("miopenStatusUnknownError", "miopen-status", "unhang miopen-cache verify"),
+        ("unsupported target: 'gfx1010'", "triton-unsupported-target", "pip install 'triton<3.9'"),
+    ] {
+        let (text, code) = run(&["explain", message, "--root", "rx5700xt-native"]);
+        assert!(code == 0 && text.starts_with(&format!("{section}\n")), "{text}");
+        assert!(text.contains("Radeon RX 5700 XT (gfx1010)") && text.contains("torch 2.8.0"), "{text}");
+        assert_eq!(text.lines().last().map(str::trim), Some(last), "{text}");
+    }
+    // What the doctor found here decides the command.
+    let (text, _) = run(&["explain", "ROCk module is NOT loaded", "--root", "rx5700-denied"]);
+    assert!(text.contains("error: this user may not open /dev/kfd"), "{text}");
+    assert!(text.trim_end().ends_with("sudo usermod -aG render,video \"$USER\""), "{text}");
+    // Nothing about torch for programs without it.
+    let (text, _) = run(&["explain", "amdgpu is not supported gpu_type=gfx1012", "--root", "rx5500xt"]);
+    assert!(text.starts_with("llama-cpp\n") && !text.contains("torch 2.5.1"), "{text}");
+    assert!(text.contains("-DAMDGPU_TARGETS=gfx1012"), "{text}");
+    let (report, _) = json(&["explain", "--json", "row_bcast", "--root", "rx5700xt-native"]);
+    assert_eq!(report["next"], "unhang run -- python train.py");
+}
+
+#[test]
+fn explaining_a_finding_a_topic_and_a_pasted_error() {
+    let (text, code) = run(&["explain", "spoofed-architecture"]);
+    assert!(code == 0 && text.contains("have hardware bugs"), "{text}");
+    let (text, code) = run(&["explain", "RuntimeError: HIP error: invalid device function"]);
+    assert!(code == 0 && text.starts_with("torch-lacks-architecture\n"), "{text}");
+    let (text, code) = run(&["explain", "routes", "--root", "rx5500xt"]);
+    assert!(code == 0 && text.contains("torch[device-gfx1012]") && text.contains("[owners report]"), "{text}");
+    let (report, _) = json(&["explain", "--json", "ring gfx timeout"]);
+    assert_eq!(report["sections"][0]["id"], "ring-timeout");
+    let (text, code) = run(&["explain", "info[gpu-hidden]: HIP_VISIBLE_DEVICES=0 shows 1 of 2 AMD GPUs"]);
+    assert!(code == 0 && text.starts_with("gpu-hidden\n"), "a line of the doctor's own: {text}");
+    let (text, code) = run(&["explain", "my training hangs"]);
+    assert!(code == 0 && text.starts_with("spoofed-architecture\n"), "{text}");
+    let empty = unhang(&["explain", " "]).output().unwrap();
+    assert_eq!(empty.status.code(), Some(2), "nothing to explain is no text of which nothing is known");
+    let (text, _) = run(&["explain", "routes", "--root", "bc250"]);
+    assert!(!text.contains("pacman"), "Arch builds nothing for gfx1013: {text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100 || line.starts_with("       ")), "{text}");
+    let (text, code) = run(&["explain", "nothing of the kind"]);
+    assert!(code == 3 && text.contains("unhang doctor"), "{text}");
+    let output = unhang(&["explain", "-"]).write_stdin("x\nHIP out of memory. Tried\n").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("out-of-memory"));
+}

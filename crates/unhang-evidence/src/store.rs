@@ -27,7 +27,7 @@ const MOST_SEEN: u64 = 10_000;
 const SEEN_BETWEEN_CLEANINGS: u64 = 500;
 static SEEN_SINCE_START: AtomicU64 = AtomicU64::new(0);
 /// The most records of others that a store keeps. Each start reads them.
-pub const MOST_IMPORTED: u64 = 20_000;
+pub(crate) const MOST_IMPORTED: u64 = 20_000;
 /// The most that dropping the store may take.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(2);
 

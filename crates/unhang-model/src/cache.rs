@@ -9,17 +9,17 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    pub fn new(bytes: u64) -> Cache {
+    pub(crate) fn new(bytes: u64) -> Cache {
         let lines = (bytes / LINE) as usize;
         Cache { sets: vec![Vec::with_capacity(CACHE_WAYS); (lines / CACHE_WAYS).max(1)] }
     }
 
-    pub fn first() -> Cache {
+    pub(crate) fn first() -> Cache {
         Cache::new(L0_BYTES)
     }
 
     /// Looks a line up and keeps it: whether it was there, and whether another one that was written had to go.
-    pub fn touch(&mut self, line: u64, writes: bool) -> (bool, bool) {
+    pub(crate) fn touch(&mut self, line: u64, writes: bool) -> (bool, bool) {
         // Neighbouring lines of several streams should not all fall into one set.
         let count = self.sets.len() as u64;
         let set = &mut self.sets[((line ^ (line / count) ^ (line / (count * count))) % count) as usize];
@@ -34,7 +34,7 @@ impl Cache {
     }
 
     /// Lines that were written and are still here.
-    pub fn dirty(&self) -> u64 {
+    pub(crate) fn dirty(&self) -> u64 {
         self.sets.iter().flatten().filter(|(_, dirty)| *dirty).count() as u64
     }
 }
@@ -65,7 +65,7 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    pub fn of(card: &Card) -> Caches {
+    pub(crate) fn of(card: &Card) -> Caches {
         Caches {
             l0: (0..card.compute_units).map(|_| Cache::first()).collect(),
             l1: (0..ARRAYS).map(|_| Cache::new(L1_BYTES)).collect(),
@@ -75,7 +75,7 @@ impl Caches {
     }
 
     /// What a workgroup's instruction does. Workgroups are handed out in turn, to the arrays first.
-    pub fn touch(&mut self, workgroup: usize, what: &Lines<'_>) {
+    pub(crate) fn touch(&mut self, workgroup: usize, what: &Lines<'_>) {
         let (unit, array) = (workgroup % self.l0.len(), workgroup % ARRAYS);
         for &line in what.lines {
             if what.writes {
@@ -95,12 +95,12 @@ impl Caches {
     }
 
     /// Counts from here on: what was touched before has warmed the caches.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.traffic = Traffic { memory_writes: 0, ..Traffic::default() };
     }
 
     /// Lines that memory has yet to be written with.
-    pub fn pending_writes(&self) -> u64 {
+    pub(crate) fn pending_writes(&self) -> u64 {
         self.l2.dirty()
     }
 }

@@ -113,7 +113,7 @@ impl Record {
     }
 
     /// Runs workgroups of a kernel, named in ascending order, for that many instructions of each wave at most.
-    pub fn take(
+    pub(crate) fn take(
         machine: &mut Machine,
         object: Object,
         dispatch: &Dispatch<'_>,

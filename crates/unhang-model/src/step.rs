@@ -64,7 +64,7 @@ pub(crate) struct Step {
 pub(crate) const REGISTERS: usize = 256 + 128;
 
 impl Step {
-    pub fn of(moment: &Moment<'_>) -> Step {
+    pub(crate) fn of(moment: &Moment<'_>) -> Step {
         let instruction = moment.instruction;
         let name = instruction.definition.base_name();
         let (kind, arithmetic) = kind_of(instruction, name);

@@ -116,7 +116,7 @@ pub(crate) struct ComputeUnit<'a> {
 
 impl<'a> ComputeUnit<'a> {
     /// Runs workgroups, by their places in the record, that many at a time.
-    pub fn run(record: &'a Record, groups: &[usize], resident: usize, behind: Behind) -> Work {
+    pub(crate) fn run(record: &'a Record, groups: &[usize], resident: usize, behind: Behind) -> Work {
         let mut unit = ComputeUnit {
             record,
             behind,

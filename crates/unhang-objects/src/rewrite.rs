@@ -35,7 +35,7 @@ pub struct Found<'a> {
 }
 
 /// Takes each code object and returns what to put in its place, or nothing to keep it.
-pub type Change<'c> = dyn FnMut(Found<'_>) -> Option<Vec<u8>> + 'c;
+pub(crate) type Change<'c> = dyn FnMut(Found<'_>) -> Option<Vec<u8>> + 'c;
 
 /// Writes a copy of a container with its gfx10 code objects changed.
 ///

@@ -40,7 +40,7 @@ pub enum Event<'a> {
 }
 
 /// Takes each thing that is met.
-pub type Sink<'s> = dyn FnMut(Event<'_>) + 's;
+pub(crate) type Sink<'s> = dyn FnMut(Event<'_>) + 's;
 
 /// Goes through a file or a folder.
 ///

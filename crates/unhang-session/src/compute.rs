@@ -48,7 +48,7 @@ pub enum NotComputed {
 ///
 /// # Safety
 /// The memory must be what the route's convolution says.
-pub unsafe fn execute<F: Face>(
+pub(crate) unsafe fn execute<F: Face>(
     process: &Process<F>,
     route: &Route,
     call: Call,

@@ -18,7 +18,7 @@ use crate::talk::say_once as say;
 
 /// Finds the fastest kernels for a planned convolution, for a caller that executes with the workspace that it was asked for.
 /// Whatever goes wrong, the model's choice stays.
-pub fn tune<F: Face>(process: &Process<F>, route: &Route, stream: u64) {
+pub(crate) fn tune<F: Face>(process: &Process<F>, route: &Route, stream: u64) {
     let (engine, problem) = (&route.device.engine, &route.convolution.problem);
     let is_ours = route.engines.first() == Some(&EngineName::Jit);
     if !process.settings().tune || !is_ours || engine.is_preferred(problem) {

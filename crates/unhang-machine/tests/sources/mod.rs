@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 type Module = Vec<String>;
 
 /// The files of a crate.
-pub struct Crate {
+pub(crate) struct Crate {
     files: BTreeMap<Module, File>,
 }
 
@@ -41,7 +41,7 @@ enum Target {
 
 impl Crate {
     /// Reads the library or the program whose sources are in a folder.
-    pub fn read(folder: &Path) -> Crate {
+    pub(crate) fn read(folder: &Path) -> Crate {
         let mut found = Crate { files: BTreeMap::new() };
         for name in ["lib.rs", "main.rs"] {
             if folder.join(name).exists() {
@@ -150,7 +150,7 @@ impl Crate {
     }
 
     /// The modules that one needs, and those that these need.
-    pub fn reached_from(&self, module: &str) -> Vec<String> {
+    pub(crate) fn reached_from(&self, module: &str) -> Vec<String> {
         let arrows = self.arrows();
         let module: Module = module.split("::").map(str::to_owned).collect();
         let (from, _) = self.files.get_key_value(&module).expect("a module of the crate");
@@ -158,7 +158,7 @@ impl Crate {
     }
 
     /// Functions of product code that have more lines than that: file, name and lines.
-    pub fn functions_longer_than(&self, most: usize) -> Vec<(String, String, usize)> {
+    pub(crate) fn functions_longer_than(&self, most: usize) -> Vec<(String, String, usize)> {
         let mut found = Vec::new();
         for file in self.files.values() {
             let text = fs::read_to_string(&file.path).unwrap();
@@ -170,7 +170,7 @@ impl Crate {
     }
 
     /// The circles among files, as text: who is in one, and what ties it.
-    pub fn circles(&self) -> Vec<String> {
+    pub(crate) fn circles(&self) -> Vec<String> {
         let arrows = self.arrows();
         let reached: BTreeMap<&Module, BTreeSet<&Module>> =
             self.files.keys().map(|from| (from, reach(&arrows, from))).collect();
@@ -198,7 +198,7 @@ impl Crate {
 }
 
 /// Rust files below a folder.
-pub fn files(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {
         match entry.path() {

@@ -23,7 +23,7 @@ pub(crate) type Memory = (usize, usize);
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
 #[pyo3(signature = (problem, first, second, bias, result, threads, by_definition = false))]
-pub fn run_cpu(
+pub(crate) fn run_cpu(
     py: Python<'_>,
     problem: &PyProblem,
     first: Memory,
@@ -68,7 +68,7 @@ impl From<Wrong> for PyErr {
 /// Computes a problem by the plain reference: slow, and right. The same is vouched for as in `run_cpu`.
 #[pyfunction]
 #[pyo3(signature = (problem, first, second, bias, result))]
-pub fn run_reference(
+pub(crate) fn run_reference(
     py: Python<'_>,
     problem: &PyProblem,
     first: Memory,

@@ -17,20 +17,20 @@ thread_local! {
 
 /// Runs what takes locks, briefly, while no thread forks. What runs takes no other lock of this kind, and neither waits
 /// for the interpreter nor computes.
-pub fn undisturbed<Found>(section: impl FnOnce() -> Found) -> Found {
+pub(crate) fn undisturbed<Found>(section: impl FnOnce() -> Found) -> Found {
     let _no_fork = FORK.read().unwrap_or_else(PoisonError::into_inner);
     section()
 }
 
 /// Whether this process was forked from one that had loaded this module.
-pub fn is_forked() -> bool {
+pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
 
 /// From now on every fork of this process, Python's and others', waits until no lock is held, and keeps everybody from taking one
 /// meanwhile. By the C library, which asks after all of Python's own handlers have run: one of those may wait for a thread
 /// that computes.
-pub fn follow_forks() {
+pub(crate) fn follow_forks() {
     static FOLLOWED: Once = Once::new();
     // SAFETY: the handlers take and let go of a lock of ours, and do nothing else.
     FOLLOWED.call_once(|| unsafe {

@@ -20,7 +20,7 @@ static MOST_SIZES: AtomicUsize = AtomicUsize::new(1000);
 pub struct Label(pub(crate) Arc<Named>);
 
 /// A convolution and an engine. Compared by its hash first: it is looked up at every forward.
-pub struct Named {
+pub(crate) struct Named {
     hash: u64,
     problem: String,
     engine: String,
@@ -60,7 +60,7 @@ impl Label {
 
 /// The forwards of one layer.
 #[derive(Default)]
-pub struct Forwards {
+pub(crate) struct Forwards {
     counts: Mutex<Counted>,
 }
 
@@ -74,7 +74,7 @@ struct Counted {
 
 impl Forwards {
     /// Counts one forward.
-    pub fn count(&self, label: &Arc<Named>, bypass: bool, settings: u32) {
+    pub(crate) fn count(&self, label: &Arc<Named>, bypass: bool, settings: u32) {
         undisturbed(|| {
             let mut counted = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
             counted.bypasses += u64::from(bypass);
@@ -156,12 +156,12 @@ thread_local! {
 }
 
 /// The number of the settings of the layer that this thread is in; 0 where it is in none that has its own.
-pub fn current_settings() -> u32 {
+pub(crate) fn current_settings() -> u32 {
     INSIDE.with_borrow(|inside| inside.last().map_or(0, |it| it.settings))
 }
 
 /// Counts a forward of the layer that this thread is in, if it is in one.
-pub fn count_current(label: &Arc<Named>, bypass: bool, settings: u32) {
+pub(crate) fn count_current(label: &Arc<Named>, bypass: bool, settings: u32) {
     let forwards = INSIDE.with_borrow(|inside| inside.last().map(|it| Arc::clone(&it.forwards)));
     if let Some(forwards) = forwards {
         forwards.count(label, bypass, settings);
@@ -203,12 +203,12 @@ impl ForwardBy {
 
 /// Counts a forward of the layer that this thread is in, if it is in one.
 #[pyfunction]
-pub fn count_layer(label: &Label, bypass: bool, settings: &Bound<'_, PySettings>) {
+pub(crate) fn count_layer(label: &Label, bypass: bool, settings: &Bound<'_, PySettings>) {
     count_current(&label.0, bypass, crate::settings::number_of(settings));
 }
 
 /// Changes how many sizes of a layer are counted separately; returns what it was. For tests.
 #[pyfunction]
-pub fn set_most_sizes(most: usize) -> usize {
+pub(crate) fn set_most_sizes(most: usize) -> usize {
     MOST_SIZES.swap(most, Relaxed)
 }

@@ -144,7 +144,7 @@ type Span = (usize, usize, usize, usize, usize, usize);
 
 /// Cuts a convolution (a transposed one in its lowered form) into tiles of at most `limit` output pixels a side.
 #[pyfunction]
-pub fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
+pub(crate) fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
     let span = |s: tile::Span| (s.out_start, s.out_length, s.in_start, s.in_length, s.pad_before, s.pad_after);
     let lowered = problem.problem.lower().problem;
     tile::tiles(&lowered, limit.max(1)).into_iter().map(|[rows, columns]| (span(rows), span(columns))).collect()
@@ -152,13 +152,13 @@ pub fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
 
 /// How far a canary's result may be from the CPU's, relative to the largest element.
 #[pyfunction]
-pub fn canary_tolerance(data_type: &str) -> PyResult<f64> {
+pub(crate) fn canary_tolerance(data_type: &str) -> PyResult<f64> {
     Ok(tolerance::canary(data_type.parse().map_err(invalid)?))
 }
 
 /// What engines are held to in tests: relative error in L2, and of one element relative to the largest.
 #[pyfunction]
-pub fn engine_tolerance(data_type: &str) -> PyResult<(f64, f64)> {
+pub(crate) fn engine_tolerance(data_type: &str) -> PyResult<(f64, f64)> {
     let Tolerance { l2, max } = Tolerance::of(data_type.parse().map_err(invalid)?);
     Ok((l2, max))
 }

@@ -24,7 +24,7 @@ pub struct PySettings {
 static NUMBERED: Mutex<Vec<Py<PySettings>>> = Mutex::new(Vec::new());
 
 /// The number by which calls that come without the interpreter know these settings: never 0.
-pub fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
+pub(crate) fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
     *settings.get().number.get_or_init(|| {
         let mut all = NUMBERED.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().position(|it| it.get().settings == settings.get().settings);
@@ -37,7 +37,7 @@ pub fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
 }
 
 /// The settings of that number.
-pub fn numbered(py: Python<'_>, number: u32) -> Option<Py<PySettings>> {
+pub(crate) fn numbered(py: Python<'_>, number: u32) -> Option<Py<PySettings>> {
     let place = usize::try_from(number).ok()?.checked_sub(1)?;
     NUMBERED.lock().unwrap_or_else(PoisonError::into_inner).get(place).map(|it| it.clone_ref(py))
 }
@@ -152,6 +152,6 @@ impl PySettings {
 }
 
 /// The strategies that a plan can be made by; see `docs/how-it-decides.md`.
-pub fn strategies() -> Vec<&'static str> {
+pub(crate) fn strategies() -> Vec<&'static str> {
     Strategy::ALL.iter().map(|strategy| strategy.name()).collect()
 }

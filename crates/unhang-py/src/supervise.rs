@@ -89,7 +89,7 @@ type Environment = Vec<(String, Option<String>)>;
 
 /// How a Python child of ours is started that runs a module; `folders` is the text of a list of folders that come first.
 #[pyfunction]
-pub fn python_start(interpreter: &str, folders: &str, module: &str, arguments: Vec<String>) -> Start {
+pub(crate) fn python_start(interpreter: &str, folders: &str, module: &str, arguments: Vec<String>) -> Start {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let start = PythonStart::module_with(interpreter, folders, module, &arguments);
     (start.command, start.environment)
@@ -97,21 +97,26 @@ pub fn python_start(interpreter: &str, folders: &str, module: &str, arguments: V
 
 /// A line of a child as its parent believes it.
 #[pyfunction]
-pub fn child_answer(text: &str) -> String {
+pub(crate) fn child_answer(text: &str) -> String {
     answer::line(text)
 }
 
 /// Runs a command to its end within a deadline in seconds.
 #[pyfunction]
 #[pyo3(signature = (command, deadline, environment = Vec::new()))]
-pub fn supervise(py: Python<'_>, command: Vec<String>, deadline: f64, environment: Environment) -> PyResult<PyOutcome> {
+pub(crate) fn supervise(
+    py: Python<'_>,
+    command: Vec<String>,
+    deadline: f64,
+    environment: Environment,
+) -> PyResult<PyOutcome> {
     run(py, (command, environment), deadline, |child| Ok((unhang_probe::supervise(child)?, true)))
 }
 
 /// Runs a canary's child within a deadline in seconds, which counts from when it has imported torch.
 #[pyfunction]
 #[pyo3(signature = (command, deadline, environment = Vec::new()))]
-pub fn supervise_canary(
+pub(crate) fn supervise_canary(
     py: Python<'_>,
     command: Vec<String>,
     deadline: f64,
@@ -135,13 +140,13 @@ fn run(
 
 /// The line with which a canary's child answers.
 #[pyfunction]
-pub fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {
+pub(crate) fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {
     let verdict: Verdict = verdict.parse().map_err(invalid)?;
     Ok(canary::answer_line(verdict, detail))
 }
 
 /// The line with which it says which torch it has.
 #[pyfunction]
-pub fn canary_torch(build: &str) -> String {
+pub(crate) fn canary_torch(build: &str) -> String {
     canary::torch_line(build)
 }

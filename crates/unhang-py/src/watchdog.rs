@@ -22,20 +22,20 @@ pub struct PyWatchdog {
 
 /// A convolution on an engine, as the watchdog knows it.
 #[pyclass(frozen, name = "Watched", module = "unhang._core")]
-pub struct PyWatched {
+pub(crate) struct PyWatched {
     subject: Arc<Subject>,
 }
 
 /// A call that is watched.
 #[pyclass(frozen, name = "WatchedCall", module = "unhang._core")]
-pub struct PyCall {
+pub(crate) struct PyCall {
     call: WatchedCall,
 }
 
 /// Seconds after which a convolution, other work and a call on the host hang, by the variables that name them, and what is wrong
 /// with those.
 #[pyfunction]
-pub fn hang_deadlines() -> ((f64, f64, f64), Vec<String>) {
+pub(crate) fn hang_deadlines() -> ((f64, f64, f64), Vec<String>) {
     let mut wrong = Vec::new();
     let found = unhang_session::deadlines(|name| std::env::var(name).ok(), |message| wrong.push(message));
     let [first, second, third] =

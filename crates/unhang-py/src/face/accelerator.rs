@@ -9,24 +9,24 @@ use super::c_interface::{Code, Numbers, Raw, loaded};
 /// `std::optional<c10::Device>`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct OptionalDevice {
+pub(super) struct OptionalDevice {
     pub kind: i8,
     pub index: i8,
     pub is_there: bool,
 }
 
-pub type CurrentStream = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
-pub type EmptyThere = unsafe extern "C-unwind" fn(*mut Raw, Numbers, Numbers, i8, OptionalDevice) -> *mut Raw;
-pub type Take = unsafe extern "C" fn(u64, *mut *mut c_void) -> Code;
-pub type Give = unsafe extern "C" fn(*mut c_void) -> Code;
-pub type CurrentDevice = unsafe extern "C" fn(*mut i32) -> Code;
-pub type CreateGuard = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
-pub type DeleteGuard = unsafe extern "C" fn(*mut c_void) -> Code;
+pub(super) type CurrentStream = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
+pub(super) type EmptyThere = unsafe extern "C-unwind" fn(*mut Raw, Numbers, Numbers, i8, OptionalDevice) -> *mut Raw;
+pub(super) type Take = unsafe extern "C" fn(u64, *mut *mut c_void) -> Code;
+pub(super) type Give = unsafe extern "C" fn(*mut c_void) -> Code;
+pub(super) type CurrentDevice = unsafe extern "C" fn(*mut i32) -> Code;
+pub(super) type CreateGuard = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
+pub(super) type DeleteGuard = unsafe extern "C" fn(*mut c_void) -> Code;
 
 /// What the accelerator's part of torch has, where there is one. Without the shortcuts of its allocator, which go past the
 /// dispatcher, memory comes from torch's general entry.
 #[derive(Default)]
-pub struct Accelerator {
+pub(super) struct Accelerator {
     pub stream: Option<CurrentStream>,
     pub empty: Option<EmptyThere>,
     pub scratch: Option<(Take, Give)>,
@@ -36,7 +36,7 @@ pub struct Accelerator {
 
 impl Accelerator {
     /// Finds it; `torch` is the library that every torch has.
-    pub fn find(torch: &Library) -> Accelerator {
+    pub(super) fn find(torch: &Library) -> Accelerator {
         let Some(library) = ["libtorch_cuda.so", "libtorch_hip.so"].iter().find_map(|name| loaded(name)) else {
             return Accelerator::default();
         };
@@ -65,14 +65,14 @@ impl Accelerator {
 
     /// Whether a device is this thread's current one. By the C interface, which returns a code where C++ would throw: this
     /// is asked where nothing may be thrown.
-    pub fn is_current(&self, device_index: i32) -> bool {
+    pub(super) fn is_current(&self, device_index: i32) -> bool {
         let mut current = -1;
         // SAFETY: a place for the number.
         self.current.is_some_and(|ask| unsafe { ask(&mut current) } == 0) && current == device_index
     }
 
     /// Makes a device this thread's current one until what is returned is dropped; none where it is that already.
-    pub fn guard(&self, device_index: i32) -> Option<DeviceGuard> {
+    pub(super) fn guard(&self, device_index: i32) -> Option<DeviceGuard> {
         let (create, delete) = self.guard?;
         if device_index < 0 || self.is_current(device_index) {
             return None;

@@ -35,14 +35,14 @@ static ASK: OnceLock<Py<PyAny>> = OnceLock::new();
 
 /// From now on that function finds the block that torch carried to a thread.
 #[pyfunction]
-pub fn carry_blocks(ask: Py<PyAny>) {
+pub(crate) fn carry_blocks(ask: Py<PyAny>) {
     let _ = ASK.set(ask);
 }
 
 /// This thread is inside of that block, or of none.
 #[pyfunction]
 #[pyo3(signature = (block))]
-pub fn set_block(block: Option<&Block>) {
+pub(crate) fn set_block(block: Option<&Block>) {
     let now = block.map(|block| block.0);
     let before = ENTERED.replace(now);
     match (before.is_some(), now.is_some()) {
@@ -53,7 +53,7 @@ pub fn set_block(block: Option<&Block>) {
 }
 
 /// The number of the settings that a block gives this thread for a device type by its place; none outside of blocks.
-pub fn settings(device: usize) -> Option<u32> {
+pub(crate) fn settings(device: usize) -> Option<u32> {
     if THREADS.load(Relaxed) == 0 {
         return None;
     }

@@ -14,27 +14,27 @@ use libloading::os::unix::{Library, RTLD_NOW};
 const ONLY_LOADED: i32 = 4;
 
 /// A tensor on the heap, as torch hands it out: a pointer to an `at::Tensor`, which is a pointer to what is counted.
-pub type Handle = *mut Raw;
+pub(super) type Handle = *mut Raw;
 
 /// An `at::Tensor`.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Raw(pub(super) *mut c_void);
+pub(super) struct Raw(pub(super) *mut c_void);
 
 /// A list of numbers on torch's heap.
-pub type ListHandle = *mut c_void;
+pub(super) type ListHandle = *mut c_void;
 
 /// Numbers, as `c10::ArrayRef<c10::SymInt>` has them. A symbolic integer that is a number is the number.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Numbers {
+pub(super) struct Numbers {
     data: *const i64,
     length: usize,
 }
 
 impl Numbers {
     /// Valid as long as the slice.
-    pub fn of(slice: &[i64]) -> Numbers {
+    pub(super) fn of(slice: &[i64]) -> Numbers {
         Numbers { data: slice.as_ptr(), length: slice.len() }
     }
 }
@@ -42,21 +42,21 @@ impl Numbers {
 /// `c10::OptionalArrayRef`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct OptionalNumbers {
+pub(super) struct OptionalNumbers {
     numbers: Numbers,
     is_there: bool,
 }
 
 impl OptionalNumbers {
     /// Valid as long as the slice.
-    pub fn of(slice: Option<&[i64]>) -> OptionalNumbers {
+    pub(super) fn of(slice: Option<&[i64]>) -> OptionalNumbers {
         OptionalNumbers { numbers: Numbers::of(slice.unwrap_or_default()), is_there: slice.is_some() }
     }
 }
 
 /// `std::optional<at::Tensor>`, borrowed.
 #[repr(C)]
-pub struct OptionalRaw {
+pub(super) struct OptionalRaw {
     pub(super) tensor: Raw,
     pub(super) is_there: bool,
 }
@@ -64,7 +64,7 @@ pub struct OptionalRaw {
 /// `std::optional<c10::ScalarType>`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct OptionalType {
+pub(super) struct OptionalType {
     pub(super) number: i8,
     pub(super) is_there: bool,
 }
@@ -72,10 +72,10 @@ pub struct OptionalType {
 /// `std::array<bool, 3>`: which gradients are asked for.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Mask(pub [bool; 3]);
+pub(super) struct Mask(pub [bool; 3]);
 
 /// What a function of the C interface returns: 0 where all went well.
-pub type Code = i32;
+pub(super) type Code = i32;
 type Convolution = unsafe extern "C-unwind" fn(
     *mut Raw,
     u64,
@@ -125,7 +125,7 @@ type ConvolutionBackward = unsafe extern "C-unwind" fn(
 type Contiguous = unsafe extern "C-unwind" fn(*mut Raw, Handle, i8) -> *mut Raw;
 type Sum = unsafe extern "C-unwind" fn(*mut Raw, Handle, OptionalNumbers, bool, OptionalType) -> *mut Raw;
 /// A kernel, as torch calls it: arguments come in the slots, results go there.
-pub type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
+pub(super) type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
 
 macro_rules! functions {
     ($($field:ident: $type:ty = $name:literal;)*) => {
@@ -186,7 +186,7 @@ functions! {
 }
 
 /// A library that the process has loaded.
-pub fn loaded(name: &str) -> Option<Library> {
+pub(super) fn loaded(name: &str) -> Option<Library> {
     // SAFETY: nothing is loaded, so nothing of a library runs.
     unsafe { Library::open(Some(name), RTLD_NOW | ONLY_LOADED) }.ok()
 }

@@ -19,24 +19,24 @@ static SECOND: AtomicBool = AtomicBool::new(false);
 
 /// From now on nodes of graphs hold settings, and that function finds them.
 #[pyfunction]
-pub fn carry_in_graphs(ask: Py<PyAny>) {
+pub(crate) fn carry_in_graphs(ask: Py<PyAny>) {
     let _ = ASK.set(ask);
 }
 
 /// A node holds settings: of a forward's graph, or of a gradient's.
 #[pyfunction]
-pub fn carried(second: bool) {
+pub(crate) fn carried(second: bool) {
     if second { &SECOND } else { &FIRST }.store(true, Relaxed);
 }
 
 /// Whether graphs hold settings in this process.
-pub fn is_carried() -> bool {
+pub(crate) fn is_carried() -> bool {
     ASK.get().is_some()
 }
 
 /// The number of the settings of the node that this thread evaluates, for a backward or for a forward that a gradient's gradient
 /// consists of; 0 where there are none.
-pub fn settings(is_backward: bool) -> u32 {
+pub(crate) fn settings(is_backward: bool) -> u32 {
     let is_asked = FIRST.load(Relaxed) && (is_backward || SECOND.load(Relaxed));
     let Some(ask) = ASK.get().filter(|_| is_asked) else { return 0 };
     Python::attach(|py| {

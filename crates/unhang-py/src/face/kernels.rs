@@ -19,7 +19,7 @@ use super::torch::Torch;
 use crate::layers;
 
 /// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.
-pub struct Face {
+pub(super) struct Face {
     pub torch: Torch,
     pub original: AtomicU64,
     /// By device type.
@@ -37,10 +37,10 @@ impl Face {
 }
 
 /// Set before any kernel is registered.
-pub static FACE: OnceLock<Face> = OnceLock::new();
+pub(super) static FACE: OnceLock<Face> = OnceLock::new();
 
 /// Our kernels for a device type, by the op that they are for.
-pub fn kernels(device: Device) -> [(&'static CStr, Boxed); 3] {
+pub(super) fn kernels(device: Device) -> [(&'static CStr, Boxed); 3] {
     match device {
         Device::Cpu => [
             (c"convolution", convolution_on_cpu),

@@ -5,10 +5,10 @@
 //! of it does.
 
 mod accelerator;
-pub mod block;
+pub(crate) mod block;
 mod c_interface;
 mod entries;
-pub mod graph;
+pub(crate) mod graph;
 mod kernels;
 mod profiler;
 mod self_test;
@@ -25,7 +25,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use self::kernels::{FACE, Face};
-pub use self::step::Step;
+pub(crate) use self::step::Step;
 use self::step::{Backward, Forward};
 use self::table::{Device, Known};
 use self::torch::Torch;
@@ -39,7 +39,7 @@ fn device(name: &str) -> PyResult<Device> {
 /// Finds torch's functions and tests them. `original` is a key set under which torch's own kernels are reached, `python` are those of
 /// Python's kernels for the CPU and for CUDA. Raises `RuntimeError`, saying why, where calls have to go through Python.
 #[pyfunction]
-pub fn open_face(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
+pub(crate) fn open_face(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
     if FACE.get().is_none() {
         let torch = Torch::find().map_err(PyRuntimeError::new_err)?;
         // On another thread: the modes and tracers of the caller's thread must not see this.
@@ -62,7 +62,7 @@ fn face() -> PyResult<&'static Face> {
 
 /// Other key sets for torch's own and for Python's kernels: somebody has registered kernels under those of before.
 #[pyfunction]
-pub fn move_face(original: u64, python: [u64; 2]) -> PyResult<()> {
+pub(crate) fn move_face(original: u64, python: [u64; 2]) -> PyResult<()> {
     let face = face()?;
     face.original.store(original, Relaxed);
     for (place, keys) in face.python.iter().zip(python) {
@@ -73,14 +73,14 @@ pub fn move_face(original: u64, python: [u64; 2]) -> PyResult<()> {
 
 /// Registers the kernel of an op that gives back what it was called with, for the test of how arguments come.
 #[pyfunction]
-pub fn register_echo(name: &str) -> PyResult<()> {
+pub(crate) fn register_echo(name: &str) -> PyResult<()> {
     let name = CString::new(name)?;
     face()?.torch.register(c"unhang", c"CPU", &[(&name, self_test::echo)]).map_err(PyRuntimeError::new_err)
 }
 
 /// Registers our kernels for a device type under its dispatch key, for the life of the process.
 #[pyfunction]
-pub fn register_face(name: &str, key: &str) -> PyResult<()> {
+pub(crate) fn register_face(name: &str, key: &str) -> PyResult<()> {
     let device = device(name)?;
     let key = CString::new(key)?;
     face()?.torch.register(c"aten", &key, &kernels::kernels(device)).map_err(PyRuntimeError::new_err)
@@ -89,20 +89,20 @@ pub fn register_face(name: &str, key: &str) -> PyResult<()> {
 /// Has settings plan the convolutions of a device type from the next call on; None leaves them to torch.
 #[pyfunction]
 #[pyo3(signature = (name, settings))]
-pub fn activate(name: &str, settings: Option<&Bound<'_, PySettings>>) -> PyResult<()> {
+pub(crate) fn activate(name: &str, settings: Option<&Bound<'_, PySettings>>) -> PyResult<()> {
     table::activate(device(name)?, settings.map_or(0, number_of));
     Ok(())
 }
 
 /// What plans a forward with the weight at that address: the layer's settings, the process's, or nobody's.
 #[pyfunction]
-pub fn forward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Option<Py<PySettings>>> {
+pub(crate) fn forward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Option<Py<PySettings>>> {
     Ok(numbered(py, table::forward_settings(device(name)?, weight)))
 }
 
 /// What plans a backward with the weight at that address.
 #[pyfunction]
-pub fn backward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Option<Py<PySettings>>> {
+pub(crate) fn backward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Option<Py<PySettings>>> {
     Ok(numbered(py, table::backward_settings(device(name)?, weight)))
 }
 
@@ -129,18 +129,18 @@ impl Ticket {
 /// The ticket of the call that torch just handed to this thread; None where the call did not come through torch's C interface, or
 /// is not to be remembered. It is given once: Python's kernel asks before anything else.
 #[pyfunction]
-pub fn take_ticket() -> Option<Ticket> {
+pub(crate) fn take_ticket() -> Option<Ticket> {
     table::take_ticket().map(Ticket)
 }
 
 /// Forgets every call that is known: evidence or circumstances have changed.
 #[pyfunction]
-pub fn forget_calls() {
+pub(crate) fn forget_calls() {
     table::clear();
 }
 
 /// How many calls are known.
 #[pyfunction]
-pub fn known_calls() -> usize {
+pub(crate) fn known_calls() -> usize {
     table::len()
 }

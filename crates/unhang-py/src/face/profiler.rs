@@ -12,11 +12,11 @@ type Start = unsafe extern "C" fn(*const c_char, *mut c_void, *const *mut c_void
 type End = unsafe extern "C" fn(*mut c_void) -> Code;
 
 /// Torch's functions for records; none where a torch lacks one, and then there are no records.
-pub struct Profiler(Option<(IsOn, Start, End)>);
+pub(super) struct Profiler(Option<(IsOn, Start, End)>);
 
 impl Profiler {
     /// Finds them.
-    pub fn find(torch: &Library) -> Profiler {
+    pub(super) fn find(torch: &Library) -> Profiler {
         // SAFETY: as with `Functions`: the names are torch's, and with them the signatures.
         unsafe {
             let is_on = torch.get::<IsOn>(b"_ZN5torch8profiler4impl15profilerEnabledEv").ok().map(|it| *it);
@@ -27,7 +27,7 @@ impl Profiler {
     }
 
     /// Begins a record of that name, which ends where what is returned is dropped; none while nobody profiles.
-    pub fn record(&self, name: Option<&CStr>) -> Option<Record> {
+    pub(super) fn record(&self, name: Option<&CStr>) -> Option<Record> {
         let (is_on, start, end) = self.0?;
         // SAFETY: no arguments.
         if !unsafe { is_on() } {
@@ -41,7 +41,7 @@ impl Profiler {
 }
 
 /// A record that is under way.
-pub struct Record {
+pub(super) struct Record {
     record: *mut c_void,
     end: End,
 }

@@ -167,7 +167,7 @@ impl Torch {
 ///
 /// # Safety
 /// Torch calls it with the slots of that op.
-pub unsafe extern "C-unwind" fn echo(slots: *mut u64, _: u64, _: u64) {
+pub(super) unsafe extern "C-unwind" fn echo(slots: *mut u64, _: u64, _: u64) {
     let Some(face) = FACE.get() else { std::process::abort() };
     let torch = &face.torch;
     // SAFETY: the caller's word; each slot is read once.

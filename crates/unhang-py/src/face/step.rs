@@ -250,14 +250,14 @@ fn launch(
 }
 
 /// A forward that is known.
-pub struct Forward {
+pub(super) struct Forward {
     pub step: Step,
     /// What the layer counts it as.
     pub label: Arc<Named>,
 }
 
 /// Gradients that are known: one step for each that is asked for, or one call of torch's for both.
-pub struct Backward {
+pub(super) struct Backward {
     pub data: Option<Step>,
     pub weights: Option<Step>,
 }

@@ -21,14 +21,14 @@ const WORDS: usize = 80;
 
 /// The device types whose convolutions come here.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Device {
+pub(super) enum Device {
     Cpu = 0,
     Cuda = 1,
 }
 
 impl Device {
     /// By torch's name.
-    pub fn named(name: &str) -> Option<Device> {
+    pub(super) fn named(name: &str) -> Option<Device> {
         match name {
             "cpu" => Some(Device::Cpu),
             "cuda" => Some(Device::Cuda),
@@ -39,27 +39,27 @@ impl Device {
 
 /// How a call that is known is computed.
 #[derive(Clone)]
-pub enum Known {
+pub(super) enum Known {
     Forward(Arc<Forward>),
     Backward(Arc<Backward>),
 }
 
 /// Everything that a plan depends on: settings, sizes, strides, types, devices, geometry.
-pub struct Key {
+pub(super) struct Key {
     words: [i64; WORDS],
     length: usize,
 }
 
 impl Key {
     /// For a kind of call by settings of that number.
-    pub fn new(kind: u8, settings: u32) -> Key {
+    pub(super) fn new(kind: u8, settings: u32) -> Key {
         let mut words = [0; WORDS];
         words[0] = i64::from(settings) << 8 | i64::from(kind);
         Key { words, length: 1 }
     }
 
     /// Adds numbers; none where they are too many.
-    pub fn add(&mut self, numbers: &[i64]) -> Option<()> {
+    pub(super) fn add(&mut self, numbers: &[i64]) -> Option<()> {
         let end = self.length + numbers.len();
         self.words.get_mut(self.length..end)?.copy_from_slice(numbers);
         self.length = end;
@@ -67,7 +67,7 @@ impl Key {
     }
 
     /// Adds what a plan depends on of a tensor.
-    pub fn add_tensor(&mut self, tensor: &Described<'_, '_>) -> Option<()> {
+    pub(super) fn add_tensor(&mut self, tensor: &Described<'_, '_>) -> Option<()> {
         let Described { sizes, strides, place, .. } = *tensor;
         let where_ = i64::from(place.device_type) << 32 | i64::from(place.device_index) & 0xffff_ffff;
         self.add(&[sizes.len() as i64, i64::from(place.data_type), where_])?;
@@ -76,7 +76,7 @@ impl Key {
     }
 
     /// Adds numbers with how many they are.
-    pub fn add_list(&mut self, numbers: &[i64]) -> Option<()> {
+    pub(super) fn add_list(&mut self, numbers: &[i64]) -> Option<()> {
         self.add(&[numbers.len() as i64])?;
         self.add(numbers)
     }
@@ -147,7 +147,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// The right to say how one call is computed from now on. Torch's call makes it, the kernel of Python's that computes that very call
 /// takes it, and no other convolution that is computed meanwhile has one.
-pub struct Ticket {
+pub(super) struct Ticket {
     key: Box<[i64]>,
     generation: u64,
 }
@@ -157,17 +157,17 @@ thread_local! {
 }
 
 /// How a call is computed, if it is known.
-pub fn look_up(key: &Key) -> Option<Known> {
+pub(super) fn look_up(key: &Key) -> Option<Known> {
     undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).known.get(key.as_slice()).cloned())
 }
 
 /// The state of the table, to be read before what a key is made of: what changes afterwards makes the call one of before.
-pub fn generation() -> u64 {
+pub(super) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
 /// Forgets everything: evidence or circumstances have changed.
-pub fn clear() {
+pub(super) fn clear() {
     let forgotten = undisturbed(|| {
         GENERATION.fetch_add(1, Relaxed);
         std::mem::take(&mut *TABLE.write().unwrap_or_else(PoisonError::into_inner))
@@ -176,17 +176,17 @@ pub fn clear() {
 }
 
 /// How many calls are known.
-pub fn len() -> usize {
+pub(super) fn len() -> usize {
     undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).known.len())
 }
 
 /// A call on its way to Python's kernel, which finds the ticket for its key; then what waited before waits again. Without a key there
 /// is no ticket.
-pub struct Miss(Option<Ticket>);
+pub(super) struct Miss(Option<Ticket>);
 
 impl Miss {
     /// `generation` is what [`generation`] gave before the settings in the key were read.
-    pub fn of(key: Option<&Key>, generation: u64) -> Miss {
+    pub(super) fn of(key: Option<&Key>, generation: u64) -> Miss {
         Miss(WAITING.replace(key.map(|key| Ticket { key: key.as_slice().into(), generation })))
     }
 }
@@ -198,12 +198,12 @@ impl Drop for Miss {
 }
 
 /// The ticket of the call that this thread was just handed, once: Python's kernel asks before anything else.
-pub fn take_ticket() -> Option<Ticket> {
+pub(super) fn take_ticket() -> Option<Ticket> {
     WAITING.take()
 }
 
 /// Remembers how a ticket's call is computed.
-pub fn remember(ticket: &Ticket, known: Known) {
+pub(super) fn remember(ticket: &Ticket, known: Known) {
     let replaced = undisturbed(|| {
         let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
         if GENERATION.load(Relaxed) != ticket.generation {
@@ -223,7 +223,7 @@ static BY_WEIGHT: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::defa
 static WEIGHTS: AtomicUsize = AtomicUsize::new(0);
 
 /// Has the settings of that number plan the convolutions of a device type.
-pub fn activate(device: Device, settings: u32) {
+pub(super) fn activate(device: Device, settings: u32) {
     ACTIVE[device as usize].store(settings, Relaxed);
 }
 
@@ -243,7 +243,7 @@ fn with_weights<Found>(section: impl FnOnce(&mut HashMap<u64, u32>) -> Found) ->
 
 /// What plans a forward: the settings of the layer that the thread is in, those in the graph where the forward is part of a
 /// gradient's gradient, the thread's block's, or the process's.
-pub fn forward_settings(device: Device, weight: u64) -> u32 {
+pub(super) fn forward_settings(device: Device, weight: u64) -> u32 {
     let own = layers::current_settings();
     if graph::is_carried() {
         let own = if own == 0 { graph::settings(false) } else { own };
@@ -266,7 +266,7 @@ pub fn forward_settings(device: Device, weight: u64) -> u32 {
 }
 
 /// What plans a backward: the settings in the graph, the thread's block's, or the process's.
-pub fn backward_settings(device: Device, weight: u64) -> u32 {
+pub(super) fn backward_settings(device: Device, weight: u64) -> u32 {
     let own = if graph::is_carried() {
         Some(graph::settings(true)).filter(|own| *own != 0)
     } else if WEIGHTS.load(Relaxed) > 0 {

@@ -62,7 +62,7 @@ impl Described<'_, '_> {
 
 /// The number of elements of a tensor of these sizes and strides, if it has that shape and is dense in that
 /// layout. A tensor of a 1-d convolution has no height.
-pub fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, layout: Layout) -> Option<usize> {
+pub(super) fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, layout: Layout) -> Option<usize> {
     let (sizes, strides) = match (sizes, strides) {
         (&[batch, channels, length], &[over_batch, over_channels, over_length]) => {
             ([batch, channels, 1, length], [over_batch, over_channels, 0, over_length])

@@ -4,10 +4,15 @@
 //! which torch itself calls, knows torch. `unsafe` is where those are used: [`compute`], where they become slices, [`gpu`],
 //! where they are handed to kernels, and `face/c_interface.rs` with `face/kernels.rs`, where torch's interface is.
 
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, reason = "an address and a length become a slice")]
 mod compute;
 mod errors;
 mod face;
+#[allow(unsafe_code, reason = "asks the C library to call before and after a fork")]
 mod forking;
+#[allow(unsafe_code, reason = "hands addresses to kernels")]
 mod gpu;
 mod knowledge;
 mod layers;

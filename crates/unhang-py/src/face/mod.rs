@@ -4,17 +4,25 @@
 //! then on ([`Ticket`]); everything that is unusual goes to Python again. Where torch has no such interface, all
 //! of it does.
 
+#[allow(unsafe_code, reason = "reads torch's own values")]
 mod accelerator;
 pub(crate) mod block;
+#[allow(unsafe_code, reason = "an address becomes a function of torch's")]
 mod c_interface;
+#[allow(unsafe_code, reason = "calls torch's functions")]
 mod entries;
 pub(crate) mod graph;
+#[allow(unsafe_code, reason = "torch calls it")]
 mod kernels;
+#[allow(unsafe_code, reason = "calls torch's functions")]
 mod profiler;
+#[allow(unsafe_code, reason = "calls torch's functions")]
 mod self_test;
 mod step;
 mod table;
+#[allow(unsafe_code, reason = "reads torch's own values")]
 mod tensors;
+#[allow(unsafe_code, reason = "calls torch's functions")]
 mod torch;
 
 use std::ffi::CString;

@@ -86,7 +86,7 @@ pub(crate) unsafe fn compute(
 ) -> Option<Status> {
     // SAFETY: the caller's promise.
     on_device(process, real, handle, ("batch normalisation", FAMILY), |device, stream| unsafe {
-        normalize(device, what, at, stream)
+        normalize(process.session(), device, what, at, stream)
     })
 }
 

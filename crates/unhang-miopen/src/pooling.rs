@@ -129,7 +129,7 @@ impl Call {
         let at = Buffers { from, to, indices: if keeps_indices { place as u64 } else { 0 } };
         // SAFETY: the caller's promise.
         on_device(process, real, self.handle, ("pooling", FAMILY), |device, stream| unsafe {
-            pool(device, &task, &at, stream)
+            pool(process.session(), device, &task, &at, stream)
         })
     }
 }

@@ -549,7 +549,7 @@ fn kernels_for_pooling_that_do_not_finish_are_named_and_not_used_again() {
     run.variables = vec![
         ("UNHANG_MIOPEN_FAMILIES", "plain,strided,pooling"),
         ("UNHANG_WATCHDOG", "1"),
-        ("UNHANG_HANG_DEADLINE", "3"),
+        ("UNHANG_HANG_DEADLINE", "2"),
         ("UNHANG_SETTINGS", "verbose=True"),
         ("UNHANG_HOME", home.path().to_str().unwrap()),
     ];

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::thread::ThreadId;
 
 use unhang_conv::{DataType, Direction, Planes, TensorShape, Volume, VolumeSpecification};
@@ -35,6 +35,8 @@ pub struct Device {
     pub engine: GpuEngine,
     /// What its canaries found, once for the process.
     pub canaries: OnceLock<Vec<CanaryFact>>,
+    /// What was found of first results that are no convolution's, by the hash of what was asked for.
+    pub(crate) first_results: RwLock<HashMap<u64, Result<(), String>>>,
     scratch: Mutex<Scratches>,
 }
 
@@ -127,7 +129,21 @@ impl Device {
         }
         let (affected, spoofed) = (gpu.affected, reported != gfx);
         let card = Card::at(machine, ordinal, || address.clone());
-        Ok(Device { ordinal, affected, spoofed, card, engine, canaries: OnceLock::new(), scratch: Mutex::default() })
+        Ok(Device { affected, spoofed, ..Device::new(ordinal, card, engine) })
+    }
+
+    /// A card of which nothing is known.
+    pub(crate) fn new(ordinal: i32, card: Card, engine: GpuEngine) -> Device {
+        Device {
+            ordinal,
+            affected: false,
+            spoofed: false,
+            card,
+            engine,
+            canaries: OnceLock::new(),
+            first_results: RwLock::default(),
+            scratch: Mutex::default(),
+        }
     }
 
     /// Whether the canary of a kernel family passed.

@@ -25,12 +25,16 @@ mod deadlines;
 mod device;
 mod failure;
 mod farewell;
+mod first;
 #[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
 mod host;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod normalization;
 #[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
 mod placed;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "plays a driver on the host's memory")]
+mod played;
 mod polled;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod pooling;

@@ -2,13 +2,15 @@
 
 use unhang_conv::DataType;
 use unhang_engine::tolerance;
-use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Kind, Launch, Pooling, Task};
+use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Kind, Launch, LoadedLaunch, Pooling, Task};
 use unhang_gpu::{GpuEngine, GpuError};
 
 use crate::device::Device;
 use crate::failure::{Failure, is_wrong_on_purpose};
+use crate::first::{self, First, few};
 use crate::host::Numbers;
 use crate::placed::{Brought, Memory, Placed, not_while_recording};
+use crate::session::Session;
 
 /// Whether sizes are those of a pooling; if not, what is wrong.
 fn check(task: &Task, at: &Buffers) -> Result<(), String> {
@@ -27,32 +29,97 @@ fn check(task: &Task, at: &Buffers) -> Result<(), String> {
     Ok(())
 }
 
-/// Computes a pooling: by our kernels where their canary has passed, else on the CPU.
+/// Computes a pooling: by our kernels where their canary has passed and their first result was right, else on the CPU.
 ///
 /// # Safety
 /// Device memory as the task says must lie at the buffers, until the stream has come behind it.
-pub unsafe fn pool(device: &Device, task: &Task, at: &Buffers, stream: u64) -> Result<(), Failure> {
+pub unsafe fn pool(session: &Session, device: &Device, task: &Task, at: &Buffers, stream: u64) -> Result<(), Failure> {
     check(task, at).map_err(Failure::Declined)?;
-    let mut task = *task;
-    if is_wrong_on_purpose() {
-        task.factors[0] = task.factors[0] * 2.0 + 1.0;
-    }
-    let by_kernels = device.engine.has_kernels().is_ok() && device.may_run(FAMILY);
+    let loaded = prepare(session, device, task, at, stream)?;
+    let mut wrong = *task;
+    wrong.factors[0] = wrong.factors[0] * 2.0 + 1.0;
+    let is_wrong = is_wrong_on_purpose();
+    let engine = &device.engine;
     // SAFETY: the caller's promise.
     unsafe {
-        if by_kernels { launch(&device.engine, &task, at, stream) } else { on_host(&device.engine, &task, at, stream) }
+        match loaded {
+            Some(_) if is_wrong => launch(engine, &load(engine, &wrong, stream)?, at, stream),
+            Some(loaded) => launch(engine, &loaded, at, stream),
+            None => on_host(engine, if is_wrong { &wrong } else { task }, at, stream),
+        }
     }
+}
+
+/// The kernel for it, loaded, of which a result was right; none where the CPU has to compute.
+fn prepare(
+    session: &Session,
+    device: &Device,
+    task: &Task,
+    at: &Buffers,
+    stream: u64,
+) -> Result<Option<LoadedLaunch>, Failure> {
+    if device.engine.has_kernels().is_err() || !device.may_run(FAMILY) {
+        return Ok(None);
+    }
+    let key = Key {
+        sizes: task.sizes,
+        backward: task.backward,
+        data_type: task.data_type,
+        strides: [task.x, task.y],
+        index: task.index,
+        has_indices: at.indices != 0,
+        adds: task.factors[1] != 0.0,
+    };
+    let found = load(&device.engine, task, stream).and_then(|loaded| {
+        let asked = First { family: FAMILY, key: &key, stream };
+        let Pooling { batch, channels, .. } = task.sizes;
+        let planes: Vec<usize> = few(batch * channels);
+        session.prove(device, &asked, || device.try_pooling(task, at.indices != 0, &planes, 1))?;
+        Ok(loaded)
+    });
+    first::or_the_cpu("a pooling", found)
+}
+
+/// Everything that tells one first result from another.
+#[derive(Debug, Hash)]
+struct Key {
+    sizes: Pooling,
+    backward: bool,
+    data_type: DataType,
+    strides: [[usize; 5]; 2],
+    index: IndexType,
+    has_indices: bool,
+    adds: bool,
+}
+
+fn load(engine: &GpuEngine, task: &Task, stream: u64) -> Result<LoadedLaunch, Failure> {
+    let declined = || Failure::Declined("more than 2^31 elements".to_owned());
+    engine.load_pooling(Launch::new(task).ok_or_else(declined)?, stream).map_err(Failure::from)
 }
 
 /// By our kernels.
 ///
 /// # Safety
 /// As [`pool`].
-unsafe fn launch(engine: &GpuEngine, task: &Task, at: &Buffers, stream: u64) -> Result<(), Failure> {
-    let declined = || Failure::Declined("more than 2^31 elements".to_owned());
-    let loaded = engine.load_pooling(Launch::new(task).ok_or_else(declined)?, stream)?;
+unsafe fn launch(engine: &GpuEngine, loaded: &LoadedLaunch, at: &Buffers, stream: u64) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
-    unsafe { engine.launch_pooling(&loaded, at, stream) }.map_err(Failure::from)
+    unsafe { engine.launch_pooling(loaded, at, stream) }.map_err(Failure::from)
+}
+
+/// One channel of one image, and where that is.
+fn plane(task: &Task, plane: usize, at: &Buffers) -> (Task, Buffers) {
+    let (image, channel) = (plane / task.sizes.channels, plane % task.sizes.channels);
+    let one = Task { sizes: Pooling { batch: 1, channels: 1, ..task.sizes }, ..*task };
+    let skipped = |strides: [usize; 5]| (image * strides[0] + channel * strides[1]) * task.data_type.size();
+    let (from, to) = if task.backward { (task.y, task.x) } else { (task.x, task.y) };
+    let indices = plane * one.sizes.outputs() * task.index.bytes();
+    let moved = |address: u64, by: usize| if address == 0 { 0 } else { address + by as u64 };
+    let at = Buffers {
+        from: moved(at.from, skipped(from)),
+        to: moved(at.to, skipped(to)),
+        indices: moved(at.indices, indices),
+    };
+    (one, at)
 }
 
 /// x and y as they lie, or their gradients.
@@ -153,63 +220,85 @@ impl Device {
     pub(crate) fn try_poolings(&self) -> Result<f64, String> {
         let trials = trials(self.engine.driver().description().is_emulated());
         trials.iter().enumerate().try_fold(0.0f64, |worst, (seed, trial)| {
-            Ok(worst.max(self.try_pooling(trial, seed as u64).map_err(Failure::reason)?))
+            let planes: Vec<usize> = (0..trial.sizes.batch * trial.sizes.channels).collect();
+            Ok(worst.max(self.try_pooling(trial, true, &planes, seed as u64).map_err(Failure::reason)?))
         })
     }
 
-    fn try_pooling(&self, trial: &Task, seed: u64) -> Result<f64, Failure> {
-        let driver = self.engine.driver();
+    /// Computes a pooling on numbers of our own and compares some channels of some images with what the CPU computes: how far off they
+    /// are, as a share of what is allowed.
+    fn try_pooling(&self, trial: &Task, has_indices: bool, planes: &[usize], seed: u64) -> Result<f64, Failure> {
         let mut memory = Memory::new(self);
         let [x, y] = placed(trial);
         let (from, to) = if trial.backward { (y, x) } else { (x, y) };
+        let size = trial.data_type.size();
         let index_bytes = trial.sizes.outputs() * trial.index.bytes();
-        let (_, indices) = trial.sizes.forward(&vec![1.0; trial.sizes.inputs()]);
-        let raw: Vec<u8> =
-            indices.iter().flat_map(|index| index.to_le_bytes()[..trial.index.bytes()].to_vec()).collect();
-        let mut buffers = || {
-            let mut put = |count: usize, seed: u64| -> Result<u64, Failure> {
-                let place = memory.allocate(count * trial.data_type.size())?;
-                // SAFETY: as many elements were allocated.
-                unsafe { Numbers::random(trial.data_type, count, seed).write(driver, place, 0)? };
-                Ok(place)
-            };
-            let (from, to) = (put(from.span(), seed)?, put(to.span(), seed + 1)?);
-            let indices = memory.allocate(index_bytes)?;
-            // SAFETY: as many bytes were allocated.
-            unsafe { driver.write(indices, &raw, 0)? };
-            Ok::<Buffers, Failure>(Buffers { from, to, indices })
+        let at = Buffers {
+            from: memory.allocate(from.span() * size)?,
+            to: memory.allocate(to.span() * size)?,
+            indices: if has_indices { memory.allocate(index_bytes)? } else { 0 },
         };
-        let (ours, right) = (buffers()?, buffers()?);
-        // SAFETY: memory of these sizes, alive until the results were read.
-        let [found, expected] = unsafe {
-            launch(&self.engine, trial, &ours, 0)?;
-            on_host(&self.engine, trial, &right, 0)?;
-            [
-                Brought::new(&self.engine, trial.data_type, to, ours.to, 0)?.all(),
-                Brought::new(&self.engine, trial.data_type, to, right.to, 0)?.all(),
-            ]
+        // What a forward pass would have found, in each channel the same.
+        let one = Pooling { batch: 1, channels: 1, ..trial.sizes };
+        let numbers = Numbers::random(trial.data_type, one.inputs(), seed);
+        let (_, indices) = one.forward(&(0..numbers.len()).map(|at| numbers.get(at)).collect::<Vec<_>>());
+        let indices = indices.iter().flat_map(|index| index.to_le_bytes()[..trial.index.bytes()].to_vec());
+        let raw = indices.collect::<Vec<u8>>().repeat(trial.sizes.batch * trial.sizes.channels);
+        let driver = self.engine.driver();
+        let fill = || {
+            // SAFETY: as many elements and bytes were allocated.
+            unsafe {
+                Numbers::random(trial.data_type, from.span(), seed).write(driver, at.from, 0)?;
+                Numbers::random(trial.data_type, to.span(), seed + 1).write(driver, at.to, 0)?;
+                if has_indices { driver.write(at.indices, &raw, 0) } else { Ok(()) }
+            }
         };
-        let (mut one, mut other) = (raw.clone(), raw);
+        let bring = || planes.iter().map(|&plane| self.pooled(trial, plane, &at)).collect::<Result<Vec<_>, _>>();
+        fill()?;
+        for &number in planes {
+            let (one, at) = plane(trial, number, &at);
+            // SAFETY: memory of these sizes, alive until the results were read.
+            unsafe { on_host(&self.engine, &one, &at, 0)? };
+        }
+        let right = bring()?;
+        fill()?;
         // SAFETY: as above.
+        unsafe { launch(&self.engine, &load(&self.engine, trial, 0)?, &at, 0)? };
+        let found = bring()?;
+        let all = right.iter().flat_map(|(numbers, _)| numbers).filter(|it| it.is_finite());
+        let allowed = tolerance::canary(trial.data_type) * all.fold(f64::MIN_POSITIVE, |most, it| most.max(it.abs()));
+        let mut worst = 0.0f64;
+        for ((found, found_at), (right, right_at)) in found.iter().zip(&right) {
+            if found_at != right_at {
+                return Ok(f64::INFINITY);
+            }
+            worst = found.iter().zip(right).fold(worst, |worst, (a, b)| worst.max(first::share(*a, *b, allowed)));
+        }
+        Ok(worst)
+    }
+
+    /// The result and the indices of one channel of one image.
+    fn pooled(&self, trial: &Task, number: usize, at: &Buffers) -> Result<(Vec<f64>, Vec<u8>), Failure> {
+        let (one, at) = plane(trial, number, at);
+        let [x, y] = placed(&one);
+        let mut raw = vec![0; if at.indices == 0 { 0 } else { one.sizes.outputs() * one.index.bytes() }];
+        // SAFETY: memory of a trial's sizes.
         unsafe {
-            driver.read(&mut one, ours.indices, 0)?;
-            driver.read(&mut other, right.indices, 0)?;
+            if !raw.is_empty() {
+                self.engine.driver().read(&mut raw, at.indices, 0)?;
+            }
+            let brought = Brought::new(&self.engine, one.data_type, if one.backward { x } else { y }, at.to, 0)?;
+            Ok((brought.all(), raw))
         }
-        if one != other {
-            return Ok(f64::INFINITY);
-        }
-        let largest = expected.iter().fold(f64::MIN_POSITIVE, |most, it| most.max(it.abs()));
-        let share = |(found, right): (f64, f64)| {
-            let share = (found - right).abs() / (tolerance::canary(trial.data_type) * largest);
-            if share.is_finite() { share } else { f64::INFINITY }
-        };
-        Ok(found.into_iter().zip(expected).map(share).fold(0.0, f64::max))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
+    use crate::played;
 
     #[test]
     fn what_is_no_pooling_is_declined() {
@@ -224,5 +313,73 @@ mod tests {
             check(&Task { sizes: large, ..first }, &at).unwrap_err().contains("indices of 1 bytes do not count 400")
         );
         assert!(check(&Task { backward: true, ..first }, &Buffers { indices: 0, ..at }).is_err());
+    }
+
+    const MEAN: Pooling = Pooling {
+        kind: Kind::Mean,
+        batch: 2,
+        channels: 3,
+        input: [1, 6, 6],
+        output: [1, 3, 3],
+        window: [1, 2, 2],
+        stride: [1, 2, 2],
+        padding: [0, 0, 0],
+        index_in_window: true,
+    };
+
+    fn mean(session: &Session, device: &Device, stream: u64) -> Result<(Vec<f64>, Vec<f64>), Failure> {
+        let (x, y) = ([108, 36, 36, 6, 1], [27, 9, 9, 3, 1]);
+        let (data_type, index) = (DataType::F32, IndexType::U8);
+        let task = Task { sizes: MEAN, backward: false, data_type, x, y, index, factors: [1.0, 0.0] };
+        let input: Vec<f32> = (0..MEAN.inputs()).map(|at| (at * 37 % 23) as f32).collect();
+        let at = Buffers { from: played::place(&input), to: played::place(&vec![-1.0; MEAN.outputs()]), indices: 0 };
+        // SAFETY: memory of these sizes, which stays.
+        unsafe { pool(session, device, &task, &at, stream)? };
+        let (right, _) = MEAN.forward(&input.iter().map(|&it| f64::from(it)).collect::<Vec<_>>());
+        Ok((played::numbers(at.to, MEAN.outputs()), right))
+    }
+
+    /// What the kernel of that pooling should do.
+    fn play_mean(arguments: &[*mut std::ffi::c_void]) {
+        // SAFETY: the first arguments are addresses of x and y.
+        let [from, to] = [0, 1].map(|at| unsafe { *arguments[at].cast::<u64>() });
+        let (result, _) = MEAN.forward(&played::numbers(from, MEAN.inputs()));
+        for (at, value) in result.into_iter().enumerate() {
+            // SAFETY: as many elements as the result has.
+            unsafe { *(to as *mut f32).add(at) = value as f32 };
+        }
+    }
+
+    #[test]
+    fn a_wrong_kernel_is_caught_before_its_first_result_is_handed_out() {
+        let (device, launches, session) = played::device(Some(|_| {}));
+        for _ in 0..2 {
+            let (found, right) = mean(&session, &device, 0).ok().unwrap();
+            assert_eq!(found, right, "the CPU's");
+            assert_eq!(launches.load(Ordering::Relaxed), 1, "tried once, and never again");
+        }
+        assert_eq!(session.canaries_held(), 1, "kept as evidence");
+    }
+
+    #[test]
+    fn a_right_kernel_computes_from_its_first_call_on() {
+        let (device, launches, session) = played::device(Some(play_mean));
+        assert!(
+            mean(&session, &device, played::RECORDING).is_err(),
+            "nothing can be compared while a graph is recorded"
+        );
+        for call in 0..3 {
+            let (found, right) = mean(&session, &device, 0).ok().unwrap();
+            assert_eq!(found, right);
+            assert_eq!(launches.load(Ordering::Relaxed), 2 + call);
+        }
+        assert!(mean(&session, &device, played::RECORDING).is_ok());
+    }
+
+    #[test]
+    fn what_does_not_compile_is_computed_on_the_cpu() {
+        let (device, launches, session) = played::device(None);
+        let (found, right) = mean(&session, &device, 0).ok().unwrap();
+        assert_eq!((found, launches.load(Ordering::Relaxed)), (right, 0));
     }
 }

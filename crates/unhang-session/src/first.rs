@@ -1,0 +1,124 @@
+//! First results of kernels that compute no convolution: compared with what the CPU computes before one is handed out.
+
+use std::fmt::Debug;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::sync::PoisonError;
+
+use unhang_engine::Verdict;
+
+use crate::device::Device;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::talk::say_once as say;
+
+/// A program that sees ever new sizes must not fill its memory with what was found.
+const MOST: usize = 10_000;
+
+/// Kernels whose result is asked for.
+pub(crate) struct First<'a, K> {
+    /// Their family.
+    pub(crate) family: &'a str,
+    /// Everything that tells one first result from another.
+    pub(crate) key: &'a K,
+    /// Where they are to run.
+    pub(crate) stream: u64,
+}
+
+impl Session {
+    /// An error unless a result of these kernels was right, here or in an earlier process on this machine. Where none is known
+    /// `try_it` says how far off one is, as a share of what is allowed.
+    pub(crate) fn prove<K: Hash + Debug>(
+        &self,
+        device: &Device,
+        asked: &First<'_, K>,
+        try_it: impl FnOnce() -> Result<f64, Failure>,
+    ) -> Result<(), Failure> {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(asked.key);
+        let known = device.first_results.read().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
+        let found = match known {
+            Some(found) => found,
+            None => {
+                let found = self.find(device, asked, try_it)?;
+                let mut all = device.first_results.write().unwrap_or_else(PoisonError::into_inner);
+                if all.len() >= MOST {
+                    all.clear();
+                }
+                all.entry(hash).or_insert(found).clone()
+            }
+        };
+        found.map_err(|detail| Failure::Failed(Verdict::Wrong, detail))
+    }
+
+    /// Whether a result is right, as the store knows it or as it is found now.
+    fn find<K: Debug>(
+        &self,
+        device: &Device,
+        asked: &First<'_, K>,
+        try_it: impl FnOnce() -> Result<f64, Failure>,
+    ) -> Result<Result<(), String>, Failure> {
+        let name = format!("{}:{:?}", device.card.name_of_family(&device.engine, asked.family), asked.key);
+        match self.canary(&name) {
+            Some((Verdict::Works, _)) => return Ok(Ok(())),
+            Some((_, detail)) => return Ok(Err(detail)),
+            None => {}
+        }
+        let driver = device.engine.driver();
+        if driver.is_capturing(asked.stream)? || driver.is_capturing(0)? {
+            let reason = "a graph is being recorded, and the first result of these kernels was not compared yet";
+            return Err(Failure::Declined(reason.to_owned()));
+        }
+        let share = try_it()?;
+        let detail = format!("first result: largest error {share:.2} of what rounding explains");
+        let verdict = if share <= 1.0 { Verdict::Works } else { Verdict::Wrong };
+        self.keep_canary(&name, verdict, &detail, false);
+        Ok(if share <= 1.0 { Ok(()) } else { Err(detail) })
+    }
+}
+
+/// What was found, or none where the CPU has to compute. Where the device has failed nobody can.
+pub(crate) fn or_the_cpu<T>(what: &str, found: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(Failure::Device(reason)) => Err(Failure::Device(reason)),
+        Err(failure) => {
+            say(&format!("our kernels do not compute {what}, and the CPU does: {}", failure.reason()));
+            Ok(None)
+        }
+    }
+}
+
+/// How far a number is off, as a share of what is allowed.
+pub(crate) fn share(found: f64, right: f64, allowed: f64) -> f64 {
+    if found == right || (found.is_nan() && right.is_nan()) {
+        return 0.0;
+    }
+    let share = (found - right).abs() / allowed;
+    if share.is_finite() { share } else { f64::INFINITY }
+}
+
+/// A few of that many: the first, the last and two between them.
+pub(crate) fn few(count: usize) -> Vec<usize> {
+    let mut few = vec![0, count / 3, count * 2 / 3, count - 1];
+    few.dedup();
+    few
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_are_the_ends_and_two_between() {
+        assert_eq!(few(1), [0]);
+        assert_eq!(few(2), [0, 1]);
+        assert_eq!(few(100), [0, 33, 66, 99]);
+    }
+
+    #[test]
+    fn what_is_no_number_is_right_only_where_it_should_be() {
+        assert_eq!(share(f64::NAN, f64::NAN, 1.0), 0.0);
+        assert_eq!(share(f64::INFINITY, f64::INFINITY, 1.0), 0.0);
+        assert_eq!(share(f64::NAN, 1.0, 1.0), f64::INFINITY);
+        assert_eq!(share(3.0, 1.0, 4.0), 0.5);
+    }
+}

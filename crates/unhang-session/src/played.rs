@@ -1,0 +1,163 @@
+//! A card for tests: the host's memory, and kernels that do what a test says.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::Store;
+use unhang_gpu::compiler::{CompileError, Compiler};
+use unhang_gpu::driver::{Description, Driver, DriverError, Event, Function};
+use unhang_gpu::model::DeviceModel;
+use unhang_gpu::sources::Kernel;
+use unhang_gpu::{GpuEngine, GpuSettings};
+use unhang_machine::{Environment, Machine, System};
+use unhang_plan::CanaryFact;
+
+use crate::canaries::{Card, PARTS};
+use crate::device::Device;
+use crate::session::Session;
+
+/// A stream that records a graph.
+pub const RECORDING: u64 = 7;
+
+/// What a kernel does with the addresses that it is given.
+pub type Play = fn(&[*mut c_void]);
+
+/// A device whose kernels do `play`, or do not compile where there is none; how often they were launched; and a session that knows
+/// nothing of their results.
+pub fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
+    let launches = Arc::new(AtomicUsize::new(0));
+    let description = Description {
+        name: "played".into(),
+        reported_architecture: "host".into(),
+        true_architecture: "host".into(),
+        driver: "host".into(),
+        model: DeviceModel::rx_5600_xt(),
+    };
+    let settings = GpuSettings { workspace_limit: None, cache_folder: None, cache_limit: 0, shipped_folder: None };
+    let driver = Played { description, play, launches: launches.clone() };
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
+    let card = Card::at(&machine, 0, String::new);
+    let device = Device::new(0, card, GpuEngine::new(Box::new(driver), settings));
+    let passed = |part: &str| CanaryFact {
+        engine: EngineName::Jit,
+        part: part.to_owned(),
+        ended: Some((Verdict::Works, String::new())),
+    };
+    assert!(device.canaries.set(PARTS.map(passed).into()).is_ok());
+    (device, launches, Session::new(machine, "a machine".to_owned(), Arc::new(Store::none())))
+}
+
+/// Memory of the host for numbers, which stays.
+pub fn place(numbers: &[f32]) -> u64 {
+    numbers.to_vec().leak().as_mut_ptr() as u64
+}
+
+/// Numbers at an address.
+pub fn numbers(at: u64, count: usize) -> Vec<f64> {
+    // SAFETY: an address from above, of as many numbers.
+    let all = unsafe { std::slice::from_raw_parts(at as *const f32, count) };
+    all.iter().map(|&it| f64::from(it)).collect()
+}
+
+struct Played {
+    description: Description,
+    play: Option<Play>,
+    launches: Arc<AtomicUsize>,
+}
+
+struct PlayedCompiler(bool);
+
+impl Compiler for PlayedCompiler {
+    fn version(&self) -> String {
+        "played".to_owned()
+    }
+
+    fn options(&self, kernel: &Kernel, _: &str) -> Vec<String> {
+        kernel.definitions()
+    }
+
+    fn compile(&self, kernel: &Kernel, _: &[String]) -> Result<Vec<u8>, CompileError> {
+        let failed = || CompileError::Failed {
+            call: "played",
+            code: 1,
+            meaning: "it does not compile".to_owned(),
+            kernel: kernel.to_string(),
+            log: String::new(),
+        };
+        if self.0 { Ok(vec![1]) } else { Err(failed()) }
+    }
+}
+
+impl Driver for Played {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn compiler(&self) -> Arc<dyn Compiler> {
+        Arc::new(PlayedCompiler(self.play.is_some()))
+    }
+
+    fn load(&self, _: &[u8], _: &str) -> Result<Function, DriverError> {
+        Ok(Function(1))
+    }
+
+    unsafe fn launch(
+        &self,
+        _: Function,
+        _: [u32; 3],
+        _: u32,
+        arguments: &mut [*mut c_void],
+        _: u64,
+    ) -> Result<(), DriverError> {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        self.play.unwrap()(arguments);
+        Ok(())
+    }
+
+    fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
+        Ok(stream == RECORDING)
+    }
+
+    fn create_event(&self) -> Result<Event, DriverError> {
+        Ok(Event(0))
+    }
+
+    fn record(&self, _: Event, _: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn elapsed(&self, _: Event, _: Event) -> Result<Option<f32>, DriverError> {
+        Ok(None)
+    }
+
+    fn destroy_event(&self, _: Event) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        Ok(vec![0u128; bytes.div_ceil(16)].leak().as_mut_ptr() as u64)
+    }
+
+    unsafe fn free(&self, _: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    unsafe fn read(&self, to: &mut [u8], from: u64, _: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise; it is the host's memory.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    unsafe fn write(&self, to: u64, from: &[u8], _: u64) -> Result<(), DriverError> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    fn synchronize(&self, _: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+"""How a step of tools/test-rocm and tools/test-frameworks is judged, and that it ends with all that it started."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+from rocm_steps import FAILED, LATE, NOT_RUN, PASSED, REFUSED, STOPPED, Result, Step, judge, run_until, written
+
+STEP = Step("one", "", prints=r"^([0-9]+) of \1 parts", refuses="no kernel for gfx1010[^\n]*")
+HAZARD = "kernel f: hazard vmem-to-scalar-write at 0x40 `s_mov`\n3 of 3 parts\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "ended"),
+    [
+        (0, "3 of 3 parts\n", PASSED),
+        (1, "3 of 3 parts\n", FAILED),
+        (0, "2 of 3 parts\n", FAILED),
+        (0, HAZARD, STOPPED),
+        (None, "", LATE),
+        (1, "no kernel for gfx1010 here\n", REFUSED),
+        (0, "skipped: it is not in this root\n", NOT_RUN),
+    ],
+)
+def test_a_step_is_judged_by_its_code_and_what_it_printed(code, text, ended):
+    assert judge(STEP, code, text)[0] == ended
+
+
+def test_a_late_step_ends_with_what_it_started(tmp_path):
+    (tmp_path / "log").write_text("")
+    with (tmp_path / "log").open("wb") as log:
+        began = time.monotonic()
+        assert run_until(["sh", "-c", "sleep 612 & echo $!; wait"], 1, log.fileno()) is None
+        assert time.monotonic() - began < 60
+    child = (tmp_path / "log").read_text().strip()
+    state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True).stdout.strip()
+    assert state == "" or state.startswith("Z"), state
+
+
+def test_the_table_has_a_row_for_each_step_that_ran():
+    results = {("one", "native"): Result(REFUSED, "no a|b", 1.0)}
+    assert written([STEP, Step("two", "")], results, ["native", "shield"]).splitlines() == [
+        "| step | native | shield |",
+        "|---|---|---|",
+        "| one | refused: no a/b | not run |",
+    ]

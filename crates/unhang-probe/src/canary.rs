@@ -21,6 +21,8 @@ const TORCH: &str = "unhang-torch ";
 const FAMILY: &str = "unhang-family ";
 /// From here on it is that family which hangs or crashes, and not a compiler.
 const BEGIN: &str = "unhang-begin ";
+/// What a child begins with in place of a family: the runtime's own fills and copies, by kernels that are not ours.
+pub const MEMORY: &str = "memory";
 /// Most characters of a child's text that are kept.
 const LONGEST: usize = 300;
 
@@ -172,6 +174,14 @@ pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -
         None => {
             let (all, detail) = judge(outcome, deadline);
             judged.extend(silent.into_iter().map(|family| verdict(family, all, detail.clone())));
+        }
+        Some(MEMORY) => {
+            let (found, detail) = judge(outcome, deadline);
+            return Families {
+                hung: found == Verdict::Hangs,
+                untried: Some(format!("the runtime's own fills and copies come first: {detail}")),
+                ..Families::default()
+            };
         }
         Some(begun) => {
             if let Some(family) = silent.into_iter().find(|family| *family == begun) {
@@ -332,6 +342,25 @@ mod tests {
         assert_eq!(short(&refused), ["plain", "gemm", "winograd"].map(|family| (family, Verdict::Error)));
         let crashed = families(Ended::Signalled(11), "");
         assert_eq!(short(&crashed), ["plain", "gemm", "winograd"].map(|family| (family, Verdict::Crashes)));
+    }
+
+    #[test]
+    fn a_fill_or_a_copy_of_the_runtimes_that_hangs_is_not_held_against_our_kernels() {
+        let hung = family_line(MEMORY, "x", Verdict::Hangs, "no answer within 10 s");
+        let own_limit =
+            format!("{}\n{hung}\n{}", begin_line(MEMORY), answer_line(Verdict::Hangs, "no answer within 10 s"));
+        for (ended, output, is_hung) in [
+            (Ended::TimedOut, begin_line(MEMORY), true),
+            (Ended::Exited(1), own_limit, true),
+            (Ended::Signalled(6), begin_line(MEMORY), false),
+            (Ended::Exited(0), format!("{}\n{}", begin_line(MEMORY), answer_line(Verdict::Error, "refused")), false),
+        ] {
+            let found = families(ended, &output);
+            assert_eq!((short(&found), found.hung), (Vec::new(), is_hung), "{output}");
+            assert!(found.untried.is_some_and(|why| why.contains("copies")), "{output}");
+        }
+        let past = format!("{}\n{}\n", begin_line(MEMORY), begin_line("plain"));
+        assert_eq!(short(&families(Ended::TimedOut, &past)), [("plain", Verdict::Hangs)]);
     }
 
     #[test]

@@ -158,6 +158,14 @@ pub fn try_families(
         });
     }
     let ready: Vec<_> = families.iter().map(|family| prepare(engine, family)).collect();
+    tell(&canary::begin_line(canary::MEMORY));
+    let within = Limit::new(canary::MEMORY, &name_of(canary::MEMORY), limit);
+    match FromHost::new(engine).copies() {
+        Ok(true) => {}
+        Ok(false) => return (Verdict::Error, "what was copied to the card and back is not the same".to_owned()),
+        Err(error) => return (Verdict::Error, words(error)),
+    }
+    drop(within);
     let (mut worst, mut bad, mut failed) = (0.0f64, Vec::new(), Vec::new());
     for (family, ready) in families.iter().zip(ready) {
         let name = name_of(&family.name);

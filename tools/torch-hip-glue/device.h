@@ -1,0 +1,24 @@
+// What most device files of PyTorch include: compiled once for the host and once for each chip.
+#include <hip/hip_runtime.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
+#include <ATen/AccumulateType.h>
+#include <ATen/OpMathType.h>
+#include <ATen/NumericUtils.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/ceil_div.h>
+#include <ATen/native/TensorIterator.h>
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/SharedReduceOps.h>
+#include <ATen/hip/HIPContext.h>
+#include <ATen/hip/NumericLimits.cuh>
+#include <ATen/hip/detail/KernelUtils.h>
+#include <ATen/hip/detail/IndexUtils.cuh>
+#include <ATen/hip/detail/OffsetCalculator.cuh>
+#include <c10/core/Scalar.h>
+#include <c10/hip/HIPMathCompat.h>
+#include <ATen/native/hip/JitLoops.cuh>
+#include <ATen/native/hip/Loops.cuh>
+#include <ATen/native/hip/Reduce.cuh>
+#include <ATen/native/hip/Math.cuh>

@@ -140,6 +140,19 @@ fn what_a_compiler_for_the_chip_made_is_left_alone() {
     assert!(repair.bytes.is_none());
 }
 
+/// As inline assembly stands in native code: without the waits that a compiler adds.
+#[test]
+fn native_code_without_its_waits_is_repaired() {
+    let mut hasty = NATIVE.to_vec();
+    for word in hasty.chunks_exact_mut(4).filter(|word| **word == 0xbfa3_ffe3u32.to_le_bytes()) {
+        word.copy_from_slice(&0xbf80_0000u32.to_le_bytes());
+    }
+    let repair = repair_object(&hasty, OPTIONS).unwrap();
+    checking::check_repair(&hasty, &repair);
+    assert!(repair.functions.iter().map(|function| function.before.total()).sum::<u64>() > 5);
+    assert!(repair.functions.iter().all(|function| function.after.total() == 0));
+}
+
 #[test]
 fn real_kernels_are_repaired_completely() {
     let repair = repair_object(KERNELS, OPTIONS).unwrap();

@@ -3,8 +3,7 @@
 //! The runtime loads the library through `HSA_TOOLS_LIB` and calls [`OnLoad`] with its table of functions. The two
 //! through which all code objects pass (`hsa_code_object_reader_create_from_memory` and `_from_file`) are replaced. Each
 //! object that was compiled for another chip than the RDNA1 card that is here is repaired ([`unhang_isa::repair`]) and
-//! handed on, and so are buffer descriptors of native code that put every access out of range; everything else is handed on
-//! as it came.
+//! handed on, and so is native code in which the audit finds something; everything else is handed on as it came.
 //!
 //! Under `unhang run` it also looks whether the program's queues move ([`queues`]): of all that is loaded it is the one part that
 //! sees every program's.

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use unhang_isa::audit::{Context, Rule, audit};
+use unhang_isa::audit::{Context, audit};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::repair::{FunctionRepair, ObjectRepair, Options, Treatment, repair_object};
 use unhang_isa::{Chip, Program};
@@ -38,15 +38,16 @@ fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
     })
 }
 
-/// Whether a function of an object has buffers whose descriptors put every access out of range, as Triton's have on gfx1010.
-fn has_unreachable_buffers(object: &[u8], chip: Chip) -> bool {
+/// Whether a function of an object breaks a rule of the chip that it was compiled for: compilers do not look into inline assembly, which
+/// rocPRIM has, and Triton's descriptors of buffers put every access out of range on gfx1010.
+fn is_unsafe(object: &[u8], chip: Chip) -> bool {
     let Ok(code) = CodeObject::parse(object) else { return false };
     let Some(target) = code.chip() else { return false };
     code.functions.iter().any(|function| {
         let mode = code.mode_of(function);
         let context = Context { workgroup_processor_mode: mode.workgroup_processor };
         Program::decode(function.code, target, mode.wave64)
-            .is_ok_and(|program| audit(&program, chip, context).iter().any(|finding| finding.rule == Rule::BufferRange))
+            .is_ok_and(|program| !audit(&program, chip, context).is_empty())
     })
 }
 
@@ -56,8 +57,8 @@ pub(crate) fn repair(object: &[u8]) -> Option<&'static [u8]> {
     if object.len() > MAX_OBJECT || is_ours_and_safe(object, chip) {
         return None;
     }
-    // Of code for RDNA1 itself only descriptors of buffers are repaired, and most of it has none to repair.
-    if CodeObject::chip_of(object)?.is_rdna1() && !has_unreachable_buffers(object, chip) {
+    // Most code for RDNA1 itself has nothing to repair.
+    if CodeObject::chip_of(object)?.is_rdna1() && !is_unsafe(object, chip) {
         return None;
     }
     let mut functions = 0;

@@ -194,8 +194,8 @@ impl Repair {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Repairs a code object and notes what was done. Code for other families is left out, and so is code for RDNA1 itself where it
-    /// has neither buffers that are out of range there nor hazards across calls.
+    /// Repairs a code object and notes what was done. Code for other families is left out, and so is code for RDNA1 itself where
+    /// nothing was found, in functions or across calls.
     fn repair(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
         let is_native = CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1);
         let options = Options { chip: self.chip, keep_size: self.keep_size || found.size != Size::Any };
@@ -205,8 +205,7 @@ impl Repair {
         match repair(found.bytes, options) {
             Ok(repaired) => {
                 let concerns = |function: &FunctionRepair| {
-                    let has_buffers = function.before.get(Rule::BufferRange) > 0;
-                    !is_native || has_buffers || function.treatment != Treatment::Untouched
+                    !is_native || function.before.total() > 0 || function.treatment != Treatment::Untouched
                 };
                 if !repaired.functions.iter().any(concerns) {
                     return None;

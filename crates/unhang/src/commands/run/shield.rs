@@ -15,8 +15,8 @@ use super::environment::Decision;
 const LIBRARY: &str = "libunhang_shield.so";
 
 /// What to set so that kernels are compiled with the work-arounds, where the card passes for another one, and the shield is
-/// loaded; no shield where it is not there, and neither where `UNHANG_SHIELD=0` declines. On native code the shield has nothing to
-/// repair: there it is wanted only to look whether queues move.
+/// loaded; no shield where it is not there, and neither where `UNHANG_SHIELD=0` declines. In native code the shield has little to
+/// repair: there it is wanted to look whether queues move.
 pub(crate) fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_SHIELD").filter(|it| !it.is_empty());
     if named.as_deref() == Some("0") {
@@ -33,7 +33,7 @@ pub(crate) fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> 
     if let Some(value) = with_tool(&present, &shield) {
         let reason = match is_spoofed {
             true => "the shield repairs code for another chip as it loads, and notices queues that stop",
-            false => "the shield notices queues that stop, and leaves native code alone",
+            false => "the shield notices queues that stop, and repairs native code that breaks a rule",
         };
         decisions.push(Decision::set("HSA_TOOLS_LIB", value, reason));
     }

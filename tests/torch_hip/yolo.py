@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+#: What changes images at random. On the CPU ultralytics loads them without workers, and so with other random numbers.
+AUGMENTATIONS = ("hsv_h", "hsv_s", "hsv_v", "translate", "scale", "fliplr", "erasing")
+
 
 def data_set(folder: Path) -> Path:
     """Four images to train with, two to validate with, and a box in each."""
@@ -55,7 +58,7 @@ def main() -> None:
         model.train(
             data=str(data_set(folder)), epochs=1, imgsz=64, batch=2, nbs=2, device="cpu" if where.startswith("cpu") else 0, workers=2,
             amp=False, optimizer="SGD", lr0=0.001, warmup_epochs=0, mosaic=0, plots=False, verbose=False, deterministic=False,
-            project=str(folder),
+            project=str(folder), **dict.fromkeys(AUGMENTATIONS, 0.0),
         )  # fmt: skip
         print("trained and validated", flush=True)
     except NotImplementedError as error:

@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_emulator::{Perturbation, Unit};
+use unhang_engine::{Elements, ElementsMut, Engine, Operands};
 use unhang_gpu::GpuSettings;
 use unhang_gpu::candidates::{Candidate, candidates, general_candidates};
 use unhang_gpu::choice::Choice;
-use unhang_gpu::compiler::{CompileError, Compiler, Hiprtc, NoCompiler};
+use unhang_gpu::compiler::{Clang, CompileError, Compiler, Hiprtc, NoCompiler};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::object;
@@ -29,21 +30,25 @@ use unhang_suite::check;
 /// Objects by kernel and options.
 type Compiled = HashMap<(Kernel, Vec<String>), Vec<u8>>;
 
-/// hiprtc with a memory: the same kernel for several cards of one test is compiled once.
+/// A compiler with a memory: the same kernel for several cards of one test is compiled once.
 struct Memory {
-    hiprtc: Hiprtc,
+    compiler: Box<dyn Compiler>,
     compiled: Mutex<Compiled>,
     /// What is compiled for gfx1030 gets the work-arounds that the compiler has for gfx1010.
     work_around: bool,
 }
 
 impl Memory {
-    /// One memory for all tests; `None` where hiprtc is not installed.
+    fn new(compiler: impl Compiler + 'static, work_around: bool) -> Arc<Memory> {
+        Arc::new(Memory { compiler: Box::new(compiler), compiled: Mutex::default(), work_around })
+    }
+
+    /// hiprtc with one memory for all tests; `None` where it is not installed.
     fn find(work_around: bool) -> Option<Arc<Memory>> {
         static COMPILERS: [OnceLock<Result<Arc<Memory>, String>>; 2] = [OnceLock::new(), OnceLock::new()];
         let found = COMPILERS[work_around as usize].get_or_init(|| {
             let hiprtc = Hiprtc::find().map_err(|error| error.to_string())?;
-            Ok(Arc::new(Memory { hiprtc, compiled: Mutex::default(), work_around }))
+            Ok(Memory::new(hiprtc, work_around))
         });
         found.as_ref().inspect_err(|error| println!("skipped: {error}")).ok().cloned()
     }
@@ -51,11 +56,11 @@ impl Memory {
 
 impl Compiler for Memory {
     fn version(&self) -> String {
-        self.hiprtc.version()
+        self.compiler.version()
     }
 
     fn options(&self, kernel: &Kernel, architecture: &str) -> Vec<String> {
-        let mut options = self.hiprtc.options(kernel, architecture);
+        let mut options = self.compiler.options(kernel, architecture);
         if self.work_around {
             for name in WORK_AROUND_FEATURES {
                 options.extend(["-Xclang", "-target-feature", "-Xclang", &format!("+{name}")].map(String::from));
@@ -69,7 +74,7 @@ impl Compiler for Memory {
         if let Some(object) = self.compiled.lock().unwrap().get(&key) {
             return Ok(object.clone());
         }
-        let object = self.hiprtc.compile(kernel, options)?;
+        let object = self.compiler.compile(kernel, options)?;
         self.compiled.lock().unwrap().insert(key, object.clone());
         Ok(object)
     }
@@ -216,6 +221,59 @@ fn every_family_is_right_on_the_emulated_card() {
     let Some(compiler) = Memory::find(false) else { return };
     let engines = [native(compiler.clone(), Chip::Gfx1010), native(compiler.clone(), Chip::Gfx1030)];
     check_all(&engines, trials());
+}
+
+/// What users' compilers will be in some years, or are on newer systems. Each object is audited before it is loaded, in both
+/// compilers' code on each chip of RDNA1; a covering set of candidates, even where every one is asked for.
+#[test]
+fn every_family_is_right_compiled_by_newer_compilers_for_each_chip() {
+    let chips = [Chip::Gfx1010, Chip::Gfx1011, Chip::Gfx1012, Chip::Gfx1013];
+    for name in ["clang-21", "clang-22"] {
+        let folder = tempfile::tempdir().unwrap();
+        let compiler = match Clang::named(name, folder.path()) {
+            Ok(compiler) => Memory::new(compiler, false),
+            Err(_) => {
+                println!("skipped: newer compilers: {name} is not in PATH (tools/rocm-root --release compilers)");
+                continue;
+            }
+        };
+        let engines =
+            chips.map(|chip| EmulatedEngine::new(Emulated::new(chip, chip, chip, compiler.clone()), NO_CACHE));
+        check_all(&engines, covering(trials()));
+        let compiled = compiler.compiled.lock().unwrap();
+        println!("{}: {} objects", compiler.version(), compiled.len());
+        for ((kernel, options), code) in compiled.iter() {
+            let chip = chips.iter().find(|chip| options.contains(&format!("--offload-arch={}", chip.name()))).unwrap();
+            if let Err(why) = object::refuse_unsafe(code, *chip) {
+                panic!("{name} {chip:?} {kernel}: {why}");
+            }
+        }
+    }
+}
+
+/// What an owner of an RX 5500 XT printed of MIOpen compiled for gfx1012 (xuhuisheng/rocm-build issue 47, 2024-02-17). The report
+/// does not show the operands; numbers that count up give its 36 numbers.
+#[test]
+fn the_numbers_of_a_real_rx_5500_xt_come_out_on_the_emulated_one() {
+    let Some(compiler) = Memory::find(false) else { return };
+    let chip = Chip::Gfx1012;
+    let engine = EmulatedEngine::new(Emulated::new(chip, chip, chip, compiler), NO_CACHE);
+    let (in_size, kernel, padding) = ([5, 5], [2, 2], [1, 1]);
+    let problem = problem(Specification { in_size, kernel, padding, ..Specification::default() });
+    let counted = |count: u8| (0..count).map(f32::from).collect::<Vec<f32>>();
+    let (image, filter, mut result) = (counted(25), counted(4), vec![f32::NAN; 36]);
+    let (first, second) = (Elements::F32(&image), Elements::F32(&filter));
+    engine.run(&problem, Operands { first, second, bias: None, result: ElementsMut::F32(&mut result) }).unwrap();
+    #[rustfmt::skip]
+    let printed: [u8; 36] = [
+        0, 3, 8, 13, 18, 8,
+        15, 29, 35, 41, 47, 18,
+        35, 59, 65, 71, 77, 28,
+        55, 89, 95, 101, 107, 38,
+        75, 119, 125, 131, 137, 48,
+        20, 21, 22, 23, 24, 0,
+    ];
+    assert_eq!(result, printed.map(f32::from));
 }
 
 struct CardMemory(Emulated);

@@ -46,7 +46,8 @@ impl Clang {
         Clang::named(NEWEST, folder)
     }
 
-    fn named(program: &str, folder: &Path) -> Result<Clang, CompileError> {
+    /// The one whose program has this name.
+    pub fn named(program: &str, folder: &Path) -> Result<Clang, CompileError> {
         let unusable = |reason: String| CompileError::Unusable(reason);
         let said = Command::new(program).arg("--version").stdin(Stdio::null()).output();
         let said = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();

@@ -1,6 +1,6 @@
 """Convolutions drawn from whole model zoos (population.tsv) against cuDNN and against torch without it: where are we slow?
 
-    python3 tools/gpu-bench/fuzz.py [--sample N] [--layout nhwc] [--seconds S] [--losers N] [--json FILE]
+    python3 tools/gpu-bench/fuzz.py [--sample N] [--layout nhwc] [--seconds S] [--losers N] [--before FILE] [--json FILE]
 
 Times are those of `gpu_bench.py bench`: graphs of 20 calls, replayed in turns, f32 without TF32. Each drawn problem runs with the
 choice that the model takes. Closes with the geometric means, the shares of layers below 0.85 and 0.5 of cuDNN and below 0.95 of
@@ -62,7 +62,19 @@ def others(engine: Engine, problem: Problem, taken: str, count: int) -> list[str
     return found
 
 
-def measure(engine: Engine, name: str, problem: Problem, rounds: int) -> dict[str, Any]:
+def first_choices(engine: Engine, problems: list[tuple[str, Problem]]) -> list[tuple[str, str]]:
+    """Each problem with what the model takes for it."""
+    found = []
+    for _, problem in problems:
+        names = [name for name, _, _ in engine.candidates(problem.key) if not name.startswith(("half:", "general:"))]
+        found += [(problem.key, name) for name in names[:1]]
+    return found
+
+
+def measure(
+    engine: Engine, before: Engine | None, name: str, problem: Problem, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    rounds = arguments.rounds
     case = Case(problem)
     expected = case.reference()
     run, result, choice = case.prepared(engine, None)
@@ -77,14 +89,27 @@ def measure(engine: Engine, name: str, problem: Problem, rounds: int) -> dict[st
         "l2": l2,
         "max": largest,
     }
+    if before is not None:
+        run, _, row["before_choice"] = case.prepared(before, None)
+        row["before_us"] = replay_time(run, rounds)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         row["cudnn_us"] = replay_time(case.torch, rounds)
-    with torch.backends.cudnn.flags(enabled=False):
-        row["off_us"] = replay_time(case.torch, rounds)
+    row["off_us"] = math.nan
+    if not arguments.skip_off:
+        with torch.backends.cudnn.flags(enabled=False):
+            row["off_us"] = replay_time(case.torch, rounds)
     return row
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
+    """Prints what came out, and where it was timed the same of the library before."""
+    earlier = [{**row, "us": row["before_us"]} for row in rows if "before_us" in row]
+    for title, these in (("before, ", earlier), ("", rows)):
+        if these:
+            print_directions(title, these)
+
+
+def print_directions(title: str, rows: list[dict[str, Any]]) -> None:
     for direction in DIRECTIONS:
         of_direction = [row for row in rows if row["key"].startswith(direction + ":")]
         if not of_direction:
@@ -96,7 +121,7 @@ def summary(rows: list[dict[str, Any]]) -> None:
             return f"{100 * sum(value < bound for value in values) / len(values):.1f} %"
 
         print(
-            f"{direction}: {len(ratios)} layers, {geometric_mean(ratios):.3f} of cuDNN, median {statistics.median(ratios):.2f},"
+            f"{title}{direction}: {len(ratios)} layers, {geometric_mean(ratios):.3f} of cuDNN, median {statistics.median(ratios):.2f},"
             f" below 0.85 {share(ratios, 0.85)}, below 0.5 {share(ratios, 0.5)}; off {geometric_mean(against_off):.2f},"
             f" below 0.95 {share(against_off, 0.95)}"
         )
@@ -116,6 +141,8 @@ def main() -> int:
     parser.add_argument("--losers", type=int, default=0)
     parser.add_argument("--below", type=float, default=0.85)
     parser.add_argument("--worst", type=int, default=50)
+    parser.add_argument("--before", help="a library of another state of the sources, to be timed too")
+    parser.add_argument("--skip-off", action="store_true", help="do not time torch with cuDNN disabled")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     torch.manual_seed(1)
@@ -123,13 +150,13 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False
     started = time.time()
     engine = Engine()
+    before = Engine(arguments.before) if arguments.before else None
     tolerance = read_tolerances()[arguments.dtype]
     problems = draw(arguments)
-    jobs = []
-    for _, problem in problems:
-        names = [name for name, _, _ in engine.candidates(problem.key) if not name.startswith(("half:", "general:"))]
-        jobs += [(problem.key, name) for name in names[:1]]
+    jobs = first_choices(engine, problems)
     failures = compile_ahead(jobs, architecture())
+    if before is not None:
+        failures += compile_ahead(first_choices(before, problems), architecture(), arguments.before)
     print(f"compiled {len(jobs)} jobs in {time.time() - started:.0f} s", flush=True)
     rows: list[dict[str, Any]] = []
     for index, (name, problem) in enumerate(problems):
@@ -137,8 +164,9 @@ def main() -> int:
             break
         if index % 900 == 899:
             engine = Engine()
+            before = Engine(arguments.before) if arguments.before else None
         try:
-            row = measure(engine, name, problem, arguments.rounds)
+            row = measure(engine, before, name, problem, arguments)
         except (GpuError, RuntimeError) as error:
             failures.append(f"{problem.key}: {str(error)[:300]}")
             continue

@@ -33,9 +33,9 @@ def find_nvrtc() -> None:
         os.environ["UNHANG_NVRTC"] = found[0]
 
 
-def load() -> ctypes.CDLL:
+def load(path: Path | str = LIBRARY) -> ctypes.CDLL:
     """The library with its functions' types."""
-    library = ctypes.CDLL(str(LIBRARY))
+    library = ctypes.CDLL(str(path))
     text, number = ctypes.c_char_p, ctypes.c_uint64
     library.unhang_gpu_error.restype = text
     library.unhang_gpu_open.restype = ctypes.c_void_p
@@ -135,9 +135,9 @@ def read_tolerances() -> dict[str, tuple[float, float]]:
 class Engine:
     """The engine on device 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Path | str = LIBRARY) -> None:
         find_nvrtc()
-        self.library = load()
+        self.library = load(library)
         self.handle = self.library.unhang_gpu_open(0, CACHE.encode())
         if not self.handle:
             raise GpuError(self.library.unhang_gpu_error().decode())
@@ -191,9 +191,9 @@ class Engine:
 _worker: ctypes.CDLL | None = None
 
 
-def _start_worker() -> None:
+def _start_worker(library: Path | str) -> None:
     global _worker
-    _worker = load()
+    _worker = load(library)
 
 
 def _compile(job: tuple[str, str, str]) -> str:
@@ -203,9 +203,9 @@ def _compile(job: tuple[str, str, str]) -> str:
     return f"{key} {choice}: {_worker.unhang_gpu_error().decode()}" if failed else ""
 
 
-def compile_ahead(jobs: list[tuple[str, str]], architecture: str) -> list[str]:
+def compile_ahead(jobs: list[tuple[str, str]], architecture: str, library: Path | str = LIBRARY) -> list[str]:
     """Compiles problems with their choices in parallel; returns what failed."""
     find_nvrtc()
-    with get_context("spawn").Pool(os.cpu_count(), _start_worker) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), _start_worker, (library,)) as pool:
         results = pool.imap_unordered(_compile, [(*job, architecture) for job in jobs], chunksize=4)
         return [message for message in results if message]

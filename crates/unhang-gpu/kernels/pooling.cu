@@ -1,7 +1,7 @@
 // Pooling over up to three axes of space: the largest element of each window, with where it is, or the mean; and the gradients.
 //
-// Constants: none but TYPE. A thread makes one element of the result, in the order in which these are in memory. Windows as narrow as most are
-// read a row at once. Elements that are no numbers are never the largest; a window of nothing else is minus infinity.
+// Constants: none but TYPE. A thread makes one element of the result (of a gradient four of a row), in the order in which these are in
+// memory. Windows as narrow as most are read a row at once. Elements that are no numbers are never the largest; a window of nothing else is minus infinity.
 //
 // There is no division and no library function: those are calls, or differ from chip to chip.
 
@@ -14,9 +14,9 @@ struct PoolingAxis {
 };
 
 struct PoolingShape {
-    int elements;                                        // of the result
+    int elements;                                        // of the result; of a gradient, fours of a row
     int channels_last;                                   // whether its channels are neighbours
-    Divisor by_channels, by_depth, by_height, by_width;  // its sizes
+    Divisor by_channels, by_depth, by_height, by_width;  // its sizes; of a gradient, fours of a row
     int x_image, x_channel, y_image, y_channel;
     PoolingAxis d, h, w;
     int index_bits;                                      // log2 of the bytes of an index
@@ -200,72 +200,111 @@ extern "C" __global__ void __launch_bounds__(256)
     store_result(to, sum * inverse_of_count(count, shape), shape);
 }
 
-// COLUMNS: as many windows side by side have an element at most, or 0 where there are more.
+// The gradients: a thread has four elements of a row, side by side, and asks the windows that have one of them once for all.
+#define ROW_ELEMENTS 4
+
+// The windows that have an element of a thread's, where the first of its elements is in window 0, and how many it has.
+struct Row {
+    Reach d, h, w;
+    int start, elements;
+};
+DEVICE Row row_of(Spot& p, const PoolingShape& s) {
+    Row r;
+    p.w *= ROW_ELEMENTS;
+    r.elements = smaller(ROW_ELEMENTS, s.w.input - p.w);
+    r.d = reach_of(p.d, s.d);
+    r.h = reach_of(p.h, s.h);
+    r.w = reach_of(p.w, s.w);
+    r.w.end = reach_of(p.w + r.elements - 1, s.w).end;
+    r.start = p.w + s.w.padding;
+    return r;
+}
+DEVICE void store_row(Storage* to, const Real (&sums)[ROW_ELEMENTS], const Row& r, const PoolingShape& s) {
+#if TYPE != 3
+    const bool is_aligned = s.w.x == 1 && ((unsigned long long)to & (4 * sizeof(Storage) - 1)) == 0;
+    if (is_aligned && r.elements == ROW_ELEMENTS && real_of(s.beta) == 0.0f) {
+        const float alpha = real_of(s.alpha);
+        store_quad(to, sums[0] * alpha, sums[1] * alpha, sums[2] * alpha, sums[3] * alpha);
+        return;
+    }
+#endif
+#pragma unroll
+    for (int e = 0; e < ROW_ELEMENTS; ++e)
+        if (e < r.elements) store_result(to + e * s.w.x, sums[e], s);
+}
+
+// COLUMNS: as many windows side by side have one of the elements at most, or 0 where there are more.
 template <int COLUMNS>
-DEVICE Real gradient_by_indices(const Storage* dy, const void* indices, int first, const Spot& p, const PoolingShape& s) {
-    const Reach d = reach_of(p.d, s.d), h = reach_of(p.h, s.h), w = reach_of(p.w, s.w);
+DEVICE void gradient_by_indices(Real (&sums)[ROW_ELEMENTS], const Storage* dy, const void* indices, int first, const Spot& p, const Row& r,
+                                const PoolingShape& s) {
     // An index in the image is the same for all windows; in a window it is less for the next one.
     const int in_window = s.index_in_window;
-    const int own = in_window ? (p.d + s.d.padding) * s.d.place + (p.h + s.h.padding) * s.h.place + p.w + s.w.padding
-                              : p.d * s.d.place + p.h * s.h.place + p.w;
+    const int own = in_window ? (p.d + s.d.padding) * s.d.place + (p.h + s.h.padding) * s.h.place : p.d * s.d.place + p.h * s.h.place;
     const int step_d = in_window ? s.d.stride * s.d.place : 0, step_h = in_window ? s.h.stride * s.h.place : 0;
-    const int step_w = in_window ? s.w.stride : 0;
-    Real sum = (Real)0;
-    for (int i = d.begin; i < d.end; ++i)
-        for (int j = h.begin; j < h.end; ++j) {
+    const int start = in_window ? r.start : p.w, step_w = in_window ? s.w.stride : 0;
+    const int width = in_window ? s.w.window : s.w.input;
+    for (int i = r.d.begin; i < r.d.end; ++i)
+        for (int j = r.h.begin; j < r.h.end; ++j) {
             const int line = first + (i * s.h.output + j) * s.w.output;
             const Storage* row = dy + (i * s.d.y + j * s.h.y);
-            const int wanted = own - i * step_d - j * step_h;
-            if (COLUMNS > 0) {
-                int found[COLUMNS + 1];
-                Real v[COLUMNS + 1];
+            const int before = own - i * step_d - j * step_h;
+            for (int begin = r.w.begin; begin < r.w.end; begin += COLUMNS > 0 ? COLUMNS : 4) {
+                int found[COLUMNS > 0 ? COLUMNS : 4];
+                Real v[COLUMNS > 0 ? COLUMNS : 4];
 #pragma unroll
-                for (int k = 0; k < COLUMNS; ++k) {
-                    const int at = smaller(w.begin + k, s.w.output - 1);
-                    found[k] = load_index(indices, line + at, s.index_bits);
+                for (int k = 0; k < (COLUMNS > 0 ? COLUMNS : 4); ++k) {
+                    const int at = smaller(begin + k, s.w.output - 1);
+                    found[k] = load_index(indices, line + at, s.index_bits) - before;
                     v[k] = widen(row[at * s.w.y]);
                 }
 #pragma unroll
-                for (int k = 0; k < COLUMNS; ++k) {
-                    const int at = w.begin + k;
-                    sum += at < w.end && found[k] == wanted - at * step_w ? v[k] : (Real)0;
+                for (int k = 0; k < (COLUMNS > 0 ? COLUMNS : 4); ++k) {
+                    const int at = begin + k;
+                    const bool is_in_row = at < r.w.end && (unsigned)found[k] < (unsigned)width;
+                    const int element = found[k] + at * step_w - start;
+#pragma unroll
+                    for (int e = 0; e < ROW_ELEMENTS; ++e) sums[e] += is_in_row && element == e ? v[k] : (Real)0;
                 }
-            } else {
-                for (int k = w.begin; k < w.end; ++k)
-                    if (load_index(indices, line + k, s.index_bits) == wanted - k * step_w) sum += widen(row[k * s.w.y]);
+                if (COLUMNS > 0) break;
             }
         }
-    return sum;
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     pooling_largest_backward(const Storage* __restrict__ dy, Storage* __restrict__ dx, const void* __restrict__ indices, PoolingShape shape) {
     const int index = BLOCK_X * 256 + THREAD_X;
     if (index >= shape.elements) return;
-    const Spot p = spot_of(index, shape);
+    Spot p = spot_of(index, shape);
+    const Row r = row_of(p, shape);
     const Storage* from = dy + place_in_y(p, shape);
-    const int first = first_index(p, shape);
-    const int stride = shape.w.stride, window = shape.w.window;
-    const Real sum = window <= stride       ? gradient_by_indices<1>(from, indices, first, p, shape)
-                     : window <= 2 * stride ? gradient_by_indices<2>(from, indices, first, p, shape)
-                                            : gradient_by_indices<0>(from, indices, first, p, shape);
-    store_result(dx + (place_in_x(p, shape) + p.d * shape.d.x + p.h * shape.h.x + p.w * shape.w.x), sum, shape);
+    Real sums[ROW_ELEMENTS] = {(Real)0, (Real)0, (Real)0, (Real)0};
+    if (shape.w.window + ROW_ELEMENTS - 2 < 3 * shape.w.stride)
+        gradient_by_indices<3>(sums, from, indices, first_index(p, shape), p, r, shape);
+    else
+        gradient_by_indices<0>(sums, from, indices, first_index(p, shape), p, r, shape);
+    store_row(dx + (place_in_x(p, shape) + p.d * shape.d.x + p.h * shape.h.x + p.w * shape.w.x), sums, r, shape);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     pooling_mean_backward(const Storage* __restrict__ dy, Storage* __restrict__ dx, PoolingShape shape) {
     const int index = BLOCK_X * 256 + THREAD_X;
     if (index >= shape.elements) return;
-    const Spot p = spot_of(index, shape);
-    const Reach d = reach_of(p.d, shape.d), h = reach_of(p.h, shape.h), w = reach_of(p.w, shape.w);
+    Spot p = spot_of(index, shape);
+    const Row r = row_of(p, shape);
     const Storage* from = dy + place_in_y(p, shape);
-    Real sum = (Real)0;
-    for (int i = d.begin; i < d.end; ++i)
-        for (int j = h.begin; j < h.end; ++j) {
+    Real sums[ROW_ELEMENTS] = {(Real)0, (Real)0, (Real)0, (Real)0};
+    for (int i = r.d.begin; i < r.d.end; ++i)
+        for (int j = r.h.begin; j < r.h.end; ++j) {
             const int count = count_of(i, shape.d) * count_of(j, shape.h);
             const Storage* row = from + (i * shape.d.y + j * shape.h.y);
-            for (int k = w.begin; k < w.end; ++k)
-                sum += widen(row[k * shape.w.y]) * inverse_of_count(count * count_of(k, shape.w), shape);
+#pragma unroll 2
+            for (int k = r.w.begin; k < r.w.end; ++k) {
+                const Real v = widen(row[k * shape.w.y]) * inverse_of_count(count * count_of(k, shape.w), shape);
+                const int start = r.start - k * shape.w.stride;
+#pragma unroll
+                for (int e = 0; e < ROW_ELEMENTS; ++e)
+                    sums[e] += (unsigned)(start + e) < (unsigned)shape.w.window ? v : (Real)0;
+            }
         }
-    store_result(dx + (place_in_x(p, shape) + p.d * shape.d.x + p.h * shape.h.x + p.w * shape.w.x), sum, shape);
+    store_row(dx + (place_in_x(p, shape) + p.d * shape.d.x + p.h * shape.h.x + p.w * shape.w.x), sums, r, shape);
 }

@@ -17,6 +17,8 @@ pub const FAMILY: &str = "pooling";
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
+/// Neighbours in a row of a gradient that a thread makes, as in `pooling.cu`.
+const ROW_ELEMENTS: usize = 4;
 
 /// How large an index is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,7 +88,6 @@ impl Launch {
     /// The launch of a task; none where elements cannot be counted with 31 bits.
     pub fn new(task: &Task) -> Option<Launch> {
         let sizes = &task.sizes;
-        let result = if task.backward { sizes.inputs() } else { sizes.outputs() };
         for (space, strides) in [(sizes.input, task.x), (sizes.output, task.y)] {
             let all = [sizes.batch, sizes.channels, space[0], space[1], space[2]];
             let far = all
@@ -103,10 +104,11 @@ impl Launch {
             (false, true) => "pooling_mean_backward",
         };
         let constants = vec![("TYPE", type_number(task.data_type))];
+        let shape = task.shape()?;
         Some(Launch {
             kernel: Kernel { source: SourceFile::Pooling, entry, constants },
-            grid: [u32::try_from(result).ok()?.div_ceil(THREADS), 1, 1],
-            shape: task.shape(result)?.into(),
+            grid: [(shape.elements as u32).div_ceil(THREADS), 1, 1],
+            shape: shape.into(),
             has_indices,
         })
     }
@@ -118,7 +120,7 @@ impl Launch {
 }
 
 impl Task {
-    fn shape(&self, result: usize) -> Option<PoolingShape> {
+    fn shape(&self) -> Option<PoolingShape> {
         let int = |number: usize| i32::try_from(number).ok();
         let sizes = &self.sizes;
         let [_, height, width] = if sizes.index_in_window { sizes.window } else { sizes.input };
@@ -139,16 +141,18 @@ impl Task {
                 by_stride: Divisor::new(stride),
             })
         };
-        let ([depth, height, width], strides) =
-            if self.backward { (sizes.input, self.x) } else { (sizes.output, self.y) };
+        let ([depth, height, width], strides, each) =
+            if self.backward { (sizes.input, self.x, ROW_ELEMENTS) } else { (sizes.output, self.y, 1) };
+        // Threads of a row.
+        let across = width.div_ceil(each);
         int(sizes.window[0].checked_mul(places[0])?)?;
         Some(PoolingShape {
-            elements: int(result)?,
+            elements: int(sizes.batch * sizes.channels * depth * height * across)?,
             channels_last: i32::from(strides[1] == 1 && sizes.channels > 1 && depth * height * width > 1),
             by_channels: Divisor::new(sizes.channels),
             by_depth: Divisor::new(depth),
             by_height: Divisor::new(height),
-            by_width: Divisor::new(width),
+            by_width: Divisor::new(across),
             x_image: int(self.x[0])?,
             x_channel: int(self.x[1])?,
             y_image: int(self.y[0])?,
@@ -230,7 +234,8 @@ mod tests {
         let last = Task { y: [80, 1, 80, 20, 5], ..task() };
         assert_eq!(shape(&last).channels_last, 1);
         let backward = Task { backward: true, ..last };
-        assert_eq!((shape(&backward).channels_last, shape(&backward).elements), (0, 810));
+        // A row of nine elements is three fours.
+        assert_eq!((shape(&backward).channels_last, shape(&backward).elements), (0, 270));
     }
 
     #[test]

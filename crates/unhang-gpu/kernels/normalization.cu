@@ -188,6 +188,12 @@ DEVICE Share share_of(const NormalizationShape& s) {
     if (!t.is_there) t.end = t.begin;
     return t;
 }
+// The first and the last element of a thread. Those that were read before are read again from the last one on, which a cache still has.
+DEVICE int first_of(const Share& t) { return t.begin + t.row; }
+DEVICE int last_of(const Share& t, const NormalizationShape& s) {
+    const int first = first_of(t), steps = (t.end - 1 - first) >> (8 - s.lane_bits);
+    return t.end > first ? first + steps * t.rows : first - t.rows;
+}
 DEVICE int place_of(int element, const NormalizationShape& s, int image_stride, int pixel_stride) {
     const int pixel = split_off(element, s.by_pixels);
     return element * image_stride + pixel * pixel_stride;
@@ -319,16 +325,17 @@ extern "C" __global__ void __launch_bounds__(256)
     const Real factor = load_typed(scale, t.parameter, shape.scale_type) * inverse;
     const Real shift = load_typed(bias, t.parameter, shape.bias_type);
     // Several elements are read before the first is written: x may be y, so that the compiler must not do it.
-    int element = t.begin + t.row;
-    for (; element + 3 * t.rows < t.end; element += 4 * t.rows) {
+    const int first = first_of(t);
+    int element = last_of(t, shape);
+    for (; element - 3 * t.rows >= first; element -= 4 * t.rows) {
         Real v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = widen(x[place_in_x(element + i * t.rows, t, shape)]);
+        for (int i = 0; i < 4; ++i) v[i] = widen(x[place_in_x(element - i * t.rows, t, shape)]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            y[place_in_y(element + i * t.rows, t, shape)] = narrow(activate((v[i] - all.mean) * factor + shift, shape));
+            y[place_in_y(element - i * t.rows, t, shape)] = narrow(activate((v[i] - all.mean) * factor + shift, shape));
     }
-    for (; element < t.end; element += t.rows) {
+    for (; element >= first; element -= t.rows) {
         const Real value = (widen(x[place_in_x(element, t, shape)]) - all.mean) * factor + shift;
         y[place_in_y(element, t, shape)] = narrow(activate(value, shape));
     }
@@ -444,16 +451,17 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const Real share = real_of(shape.inverse_count), factor = u.scale * u.inverse;
     const Real plain = all.plain * share, weighted = all.weighted * share;
-    int element = t.begin + t.row;
-    for (; element + 3 * t.rows < t.end; element += 4 * t.rows) {
+    const int first = first_of(t);
+    int element = last_of(t, shape);
+    for (; element - 3 * t.rows >= first; element -= 4 * t.rows) {
         Sums one[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) one[i] = gradient_at(element + i * t.rows, x, dy, u, t, shape);
+        for (int i = 0; i < 4; ++i) one[i] = gradient_at(element - i * t.rows, x, dy, u, t, shape);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            dx[place_in_y(element + i * t.rows, t, shape)] = narrow(factor * (one[i].plain - plain - one[i].weighted * weighted));
+            dx[place_in_y(element - i * t.rows, t, shape)] = narrow(factor * (one[i].plain - plain - one[i].weighted * weighted));
     }
-    for (; element < t.end; element += t.rows) {
+    for (; element >= first; element -= t.rows) {
         const Sums one = gradient_at(element, x, dy, u, t, shape);
         dx[place_in_y(element, t, shape)] = narrow(factor * (one.plain - plain - one.weighted * weighted));
     }

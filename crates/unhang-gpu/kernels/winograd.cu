@@ -11,6 +11,7 @@
 // last tile hold zeros, because the gradient of the filter sums over them.
 //
 // NCHW: the transformed tensors are [SQUARE][channel][P]. CHANNELS_LAST: [P][SQUARE][channel]. Lanes lie along what is last.
+// Channels of a group are neighbours, so that groups of the convolution are groups of each of the products.
 //
 // Constants: FILTER (3, 5 or 7); CHANNELS_LAST.
 
@@ -229,21 +230,22 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 struct WinogradFilterShape {
-    int rows, padded_rows, reduced, padded_reduced;
+    int groups, rows, padded_rows, reduced, padded_reduced;
     int row_elements, reduced_elements;  // where a filter's taps begin
     int tap_elements;                    // from one tap to the next
     int turned;                          // backward-data: the filter turned by half a turn
     Divisor by_padded_rows;
 };
 
-// The filter becomes [SQUARE][reduced][rows], padded with zeros as `gemm.cu` wants a packed filter.
+// The filter becomes [SQUARE][group][reduced][rows], padded with zeros as `gemm.cu` wants a packed filter. BLOCK_Y is a group.
 extern "C" __global__ void __launch_bounds__(128)
     winograd_filter(const Storage* __restrict__ filter, float* __restrict__ transformed, WinogradFilterShape s) {
     const int index = BLOCK_X * 128 + THREAD_X;
     const int reduced = divide(index, s.by_padded_rows), row = index - reduced * s.padded_rows;
     if (reduced >= s.padded_reduced) return;
     const bool there = row < s.rows && reduced < s.reduced;
-    const Storage* from = filter + (there ? (long long)row * s.row_elements + (long long)reduced * s.reduced_elements : 0);
+    const long long group = (long long)BLOCK_Y * s.rows * s.reduced * (FILTER * FILTER);
+    const Storage* from = filter + group + (there ? (long long)row * s.row_elements + (long long)reduced * s.reduced_elements : 0);
     float g[FILTER][FILTER];
 #pragma unroll
     for (int i = 0; i < FILTER; ++i)
@@ -252,7 +254,8 @@ extern "C" __global__ void __launch_bounds__(128)
             const float read = widen(from[(s.turned ? FILTER * FILTER - 1 - i * FILTER - j : i * FILTER + j) * s.tap_elements]);
             g[i][j] = there ? read : 0.0f;
         }
-    spread_square<FILTER>(g, transformed + index, (long long)s.padded_reduced * s.padded_rows);
+    const long long padded = (long long)s.padded_reduced * s.padded_rows;
+    spread_square<FILTER>(g, transformed + BLOCK_Y * padded + index, s.groups * padded);
 }
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -252,7 +252,7 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, 
     if !strided && !parts::is_winograd(problem) {
         return Err(
             "winograd is for 3x3, 5x5 or 7x7 filters of stride 1 with a padding smaller than the dilated filter, and \
-                    for 3x3 filters of stride 2 and channels in sixteens, without groups"
+                    for 3x3 filters of stride 2 and channels in sixteens without groups"
                 .into(),
         );
     }

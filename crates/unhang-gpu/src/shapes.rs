@@ -188,7 +188,7 @@ shapes! {
     }
     /// Of Winograd's transform of the filter.
     WinogradFilter(WinogradFilterShape) {
-        rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32,
+        groups: i32, rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32,
         row_elements: i32, reduced_elements: i32, tap_elements: i32, turned: i32,
         by_padded_rows: Divisor,
     }

@@ -12,7 +12,8 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> 
         Direction::BackwardData => false,
         Direction::BackwardWeights => return Err("fused is for forward and backward-data".into()),
     };
-    if !is_winograd(p) || p.kernel() != [3, 3] || p.dilation() != [1, 1] || geometry.channels_last() {
+    let is_plain = p.kernel() == [3, 3] && p.dilation() == [1, 1] && p.groups() == 1;
+    if !is_winograd(p) || !is_plain || geometry.channels_last() {
         return Err("fused is for NCHW, 3x3 filters of stride and dilation 1, without groups, \
                     and a padding smaller than the filter"
             .into());
@@ -82,8 +83,7 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> 
 pub(crate) fn is_winograd(p: &Problem) -> bool {
     let [height, width] = p.kernel();
     let square = height == width && [3, 5, 7].contains(&height);
-    let unit = p.stride() == [1, 1] && p.groups() == 1;
-    square && unit && (0..2).all(|axis| p.padding()[axis] <= p.dilation()[axis] * (height - 1))
+    square && p.stride() == [1, 1] && (0..2).all(|axis| p.padding()[axis] <= p.dilation()[axis] * (height - 1))
 }
 
 /// Results of a tile on an axis: F(4×4, 3×3), F(4×4, 5×5) and F(2×2, 7×7).
@@ -113,9 +113,9 @@ pub(crate) struct Products {
 
 /// What Winograd multiplies for a problem, or nothing where it is not for it.
 pub(crate) fn winograd_products(p: &Problem) -> Option<Products> {
-    let (channels, out_channels) = (p.in_channels(), p.out_channels());
+    let (channels, out_channels) = (p.in_channels() / p.groups(), p.out_channels() / p.groups());
     let (groups, image_channels, tiles) = match () {
-        () if is_winograd(p) => (winograd_places(p), channels, winograd_tiles(p)),
+        () if is_winograd(p) => (winograd_places(p) * p.groups(), channels, winograd_tiles(p)),
         () if is_stride2_winograd(p) => (stride2::PLACES, stride2::PHASES * channels, stride2::stride2_tiles(p)),
         () => return None,
     };
@@ -128,145 +128,197 @@ pub(crate) fn winograd_products(p: &Problem) -> Option<Products> {
     Some(Products { groups, rows, columns, reduced })
 }
 
-/// Winograd's batch of products is a 1×1 convolution with a group for each pair of points, over one "image" of all tiles.
 pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
-    let forward = p.direction() == Direction::Forward;
-    let weights_direction = p.direction() == Direction::BackwardWeights;
     if p.kernel() == [7, 7] {
         geometry.refuse_general()?;
     }
-    let (input_channels, output_channels) = (p.in_channels(), p.out_channels());
-    let (filter_size, places) = (p.kernel()[0], winograd_places(p));
-    let taps = filter_size * filter_size;
     let tiles = winograd_tiles(p);
     let all_tiles = p.batch() * tiles[0] * tiles[1];
-    let padded = all_tiles.next_multiple_of(4);
-    let (reduced, rows) =
-        if weights_direction { (input_channels, output_channels) } else { geometry.reduced_and_rows() };
-    let bytes = |channels: usize| (places * channels * padded * 4) as u64;
-    if bytes(reduced.max(rows)) > MAX_TENSOR_BYTES {
+    let launches =
+        Launches { geometry, places: winograd_places(p), all_tiles, padded: all_tiles.next_multiple_of(4), tiles };
+    if launches.bytes(p.in_channels().max(p.out_channels())) > MAX_TENSOR_BYTES {
         return Err("the transformed tensors are beyond the 32-bit offsets of the fast kernels".into());
     }
-    let shape = |channels: usize, size: [usize; 2], pad: [usize; 2]| -> Shape {
+    if (launches.places * p.groups()) as u64 > MAX_GRID_YZ {
+        return Err(format!("{} groups are too many for one grid", p.groups()));
+    }
+    match p.direction() {
+        Direction::BackwardWeights => winograd_weights(&launches, tile, splits),
+        Direction::Forward | Direction::BackwardData => winograd_images(&launches, tile),
+    }
+}
+
+/// What all launches share.
+struct Launches<'a> {
+    geometry: &'a Geometry,
+    places: usize,
+    all_tiles: usize,
+    padded: usize,
+    tiles: [usize; 2],
+}
+
+impl Launches<'_> {
+    /// Of a transformed tensor of that many channels, those of all groups.
+    fn bytes(&self, channels: usize) -> u64 {
+        (self.places * channels * self.padded * 4) as u64
+    }
+
+    fn shape(&self, channels: usize, size: [usize; 2], pad: [usize; 2]) -> Shape {
+        let p = &self.geometry.problem;
         WinogradShape {
             batch: int(p.batch()),
             channels: int(channels),
             height: int(size[0]),
             width: int(size[1]),
-            tiles: int(all_tiles),
-            padded_tiles: int(padded),
+            tiles: int(self.all_tiles),
+            padded_tiles: int(self.padded),
             pad_h: int(pad[0]),
             pad_w: int(pad[1]),
-            by_image: Divisor::new(tiles[0] * tiles[1]),
-            by_width: Divisor::new(tiles[1]),
-            by_lane: Divisor::new(if geometry.channels_last() { channels } else { padded }),
+            by_image: Divisor::new(self.tiles[0] * self.tiles[1]),
+            by_width: Divisor::new(self.tiles[1]),
+            by_lane: Divisor::new(if self.geometry.channels_last() { channels } else { self.padded }),
             by_dilation_h: Divisor::new(p.dilation()[0]),
             by_dilation_w: Divisor::new(p.dilation()[1]),
         }
         .into()
-    };
-    let constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("FILTER", filter_size as i64),
-        ("CHANNELS_LAST", i64::from(geometry.channels_last())),
-    ];
-    let stage = |entry, threads: usize, pointers, shape: Shape| Stage {
-        kernel: Kernel { source: SourceFile::Winograd, entry, constants: constants.clone() },
-        grid: grid_x(threads as u64, 128),
-        block: 128,
-        pointers,
-        shape,
-    };
-    let specification = unhang_conv::Specification {
-        batch: 1,
-        in_channels: (places * reduced) as i64,
-        out_channels: (places * rows) as i64,
-        in_size: [1, padded as i64],
-        groups: places as i64,
-        direction: if weights_direction { Direction::BackwardWeights } else { Direction::Forward },
-        layout: p.layout(),
-        ..unhang_conv::Specification::default()
-    };
-    let products = Problem::new(specification).map_err(|error| error.to_string())?;
-    let products = Geometry { problem: products, first: Pointer::Null, second: Pointer::Null, form: geometry.form };
-    let mut workspace = Workspace::default();
-    let source = Pointer::Workspace(workspace.take(bytes(reduced)));
-
-    if weights_direction {
-        let gradient = Pointer::Workspace(workspace.take(bytes(rows)));
-        let steps = padded.div_ceil(tile.depth) as u64;
-        let per_split = steps.div_ceil(u64::from(splits.max(1)));
-        let splits = steps.div_ceil(per_split);
-        let planes = Pointer::Workspace(workspace.take(splits * (places * rows * reduced * 4) as u64));
-        let finish = WinogradWeightsShape { rows: int(rows), channels: int(reduced), planes: splits as i32 };
-        let stages = vec![
-            stage(
-                "winograd_input",
-                reduced * padded,
-                vec![geometry.first, source],
-                shape(reduced, p.in_size(), p.padding()),
-            ),
-            stage(
-                "winograd_gradient",
-                rows * padded,
-                vec![geometry.second, gradient],
-                shape(rows, p.out_size(), [0, 0]),
-            ),
-            weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]),
-            finish_weights(p, splits as u32, |entry, each| Stage {
-                grid: grid_x((rows * reduced) as u64, each),
-                block: 256,
-                ..stage(entry, 0, vec![planes, Pointer::Result], finish.into())
-            }),
-        ];
-        return Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes });
     }
 
-    let padded_rows = rows.next_multiple_of(tile.rows);
-    let padded_reduced = reduced.next_multiple_of(tile.depth);
-    let filter = Pointer::Workspace(workspace.take((places * padded_rows * padded_reduced * 4) as u64));
-    let sums = Pointer::Workspace(workspace.take(bytes(rows)));
-    // Where an element is in the filter: row, channel summed over, tap.
-    let strides = match (forward, geometry.channels_last()) {
-        (true, false) => [taps * reduced, taps, 1],
-        (false, false) => [taps, taps * rows, 1],
-        (true, true) => [taps * reduced, 1, reduced],
-        (false, true) => [1, taps * rows, rows],
-    };
-    let filter_shape = WinogradFilterShape {
-        rows: int(rows),
-        padded_rows: int(padded_rows),
-        reduced: int(reduced),
-        padded_reduced: int(padded_reduced),
-        row_elements: int(strides[0]),
-        reduced_elements: int(strides[1]),
-        tap_elements: int(strides[2]),
-        turned: i32::from(!forward),
-        by_padded_rows: Divisor::new(padded_rows),
-    };
+    fn stage(&self, entry: &'static str, threads: usize, pointers: Vec<Pointer>, shape: Shape) -> Stage {
+        let p = &self.geometry.problem;
+        let constants = vec![
+            ("TYPE", type_number(p.data_type())),
+            ("FILTER", p.kernel()[0] as i64),
+            ("CHANNELS_LAST", i64::from(self.geometry.channels_last())),
+        ];
+        Stage {
+            kernel: Kernel { source: SourceFile::Winograd, entry, constants },
+            grid: grid_x(threads as u64, 128),
+            block: 128,
+            pointers,
+            shape,
+        }
+    }
+
+    /// The transform of a tensor's images, or of the sums back to images: a thread for each tile of each channel.
+    fn images(
+        &self,
+        entry: &'static str,
+        channels: usize,
+        pointers: Vec<Pointer>,
+        size: [usize; 2],
+        pad: [usize; 2],
+    ) -> Stage {
+        self.stage(entry, channels * self.padded, pointers, self.shape(channels, size, pad))
+    }
+
+    /// The batch of products as a 1×1 convolution with a group for each pair of points and group, over one "image" of all tiles.
+    fn products(&self, reduced: usize, rows: usize, direction: Direction) -> Result<Geometry, String> {
+        let groups = self.places * self.geometry.problem.groups();
+        let specification = unhang_conv::Specification {
+            batch: 1,
+            in_channels: (groups * reduced) as i64,
+            out_channels: (groups * rows) as i64,
+            in_size: [1, self.padded as i64],
+            groups: groups as i64,
+            direction,
+            layout: self.geometry.problem.layout(),
+            ..unhang_conv::Specification::default()
+        };
+        let problem = Problem::new(specification).map_err(|error| error.to_string())?;
+        Ok(Geometry { problem, first: Pointer::Null, second: Pointer::Null, form: self.geometry.form })
+    }
+
+    /// Forward and backward-data: the filter's transform, padded for a tile of the products.
+    fn filter(&self, tile: Tile, to: Pointer) -> Stage {
+        let geometry = self.geometry;
+        let (groups, taps) = (geometry.problem.groups(), geometry.taps());
+        let (reduced, rows) = geometry.reduced_and_rows();
+        let forward = geometry.problem.direction() == Direction::Forward;
+        // Where an element is in a group's filter: row, channel summed over, tap.
+        let strides = match (forward, geometry.channels_last()) {
+            (true, false) => [taps * reduced, taps, 1],
+            (false, false) => [taps, taps * rows, 1],
+            (true, true) => [taps * reduced, 1, reduced],
+            (false, true) => [1, taps * rows, rows],
+        };
+        let (padded_rows, padded_reduced) = (rows.next_multiple_of(tile.rows), reduced.next_multiple_of(tile.depth));
+        let shape = WinogradFilterShape {
+            groups: int(groups),
+            rows: int(rows),
+            padded_rows: int(padded_rows),
+            reduced: int(reduced),
+            padded_reduced: int(padded_reduced),
+            row_elements: int(strides[0]),
+            reduced_elements: int(strides[1]),
+            tap_elements: int(strides[2]),
+            turned: i32::from(!forward),
+            by_padded_rows: Divisor::new(padded_rows),
+        };
+        let [blocks, ..] = grid_x((padded_rows * padded_reduced) as u64, 128);
+        let stage = self.stage("winograd_filter", 0, vec![geometry.second, to], shape.into());
+        Stage { grid: [blocks, groups as u32, 1], ..stage }
+    }
+}
+
+/// Forward and backward-data: the filter and the source are transformed, multiplied, and the products brought back.
+fn winograd_images(launches: &Launches<'_>, tile: Tile) -> Result<LaunchPlan, String> {
+    let geometry = launches.geometry;
+    let p = &geometry.problem;
+    let (reduced, rows) = geometry.reduced_and_rows();
+    let products = launches.products(reduced, rows, Direction::Forward)?;
+    let padded = rows.next_multiple_of(tile.rows) * reduced.next_multiple_of(tile.depth);
+    let (reduced, rows) = (reduced * p.groups(), rows * p.groups());
+    let mut workspace = Workspace::default();
+    let source = Pointer::Workspace(workspace.take(launches.bytes(reduced)));
+    let filter = Pointer::Workspace(workspace.take((launches.places * p.groups() * padded * 4) as u64));
+    let sums = Pointer::Workspace(workspace.take(launches.bytes(rows)));
     let (source_size, result_size) = geometry.source_and_result();
-    let pad = [0, 1].map(|axis| match forward {
-        true => p.padding()[axis],
-        false => p.dilation()[axis] * (filter_size - 1) - p.padding()[axis],
+    let pad = [0, 1].map(|axis| match p.direction() {
+        Direction::Forward => p.padding()[axis],
+        _ => p.dilation()[axis] * (p.kernel()[axis] - 1) - p.padding()[axis],
     });
+    let results = vec![sums, Pointer::Bias, Pointer::Result];
     let stages = vec![
-        stage("winograd_filter", padded_rows * padded_reduced, vec![geometry.second, filter], filter_shape.into()),
-        stage("winograd_input", reduced * padded, vec![geometry.first, source], shape(reduced, source_size, pad)),
+        launches.filter(tile, filter),
+        launches.images("winograd_input", reduced, vec![geometry.first, source], source_size, pad),
         gemm(&products, &GemmPart::of_products(&products, tile), [filter, source, Pointer::Null, sums])?,
-        stage(
-            "winograd_output",
-            rows * padded,
-            vec![sums, Pointer::Bias, Pointer::Result],
-            shape(rows, result_size, [0, 0]),
-        ),
+        launches.images("winograd_output", rows, results, result_size, [0, 0]),
+    ];
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
+}
+
+fn winograd_weights(launches: &Launches<'_>, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
+    let geometry = launches.geometry;
+    let p = &geometry.problem;
+    let (channels, rows) = (p.in_channels(), p.out_channels());
+    let in_group = channels / p.groups();
+    let products = launches.products(in_group, rows / p.groups(), Direction::BackwardWeights)?;
+    let steps = launches.padded.div_ceil(tile.depth) as u64;
+    let per_split = steps.div_ceil(u64::from(splits.max(1)));
+    let splits = steps.div_ceil(per_split);
+    let mut workspace = Workspace::default();
+    let source = Pointer::Workspace(workspace.take(launches.bytes(channels)));
+    let gradient = Pointer::Workspace(workspace.take(launches.bytes(rows)));
+    let planes = Pointer::Workspace(workspace.take(splits * (launches.places * rows * in_group * 4) as u64));
+    // Rows of all groups follow one another in the planes as in the gradient.
+    let finish = WinogradWeightsShape { rows: int(rows), channels: int(in_group), planes: splits as i32 };
+    let stages = vec![
+        launches.images("winograd_input", channels, vec![geometry.first, source], p.in_size(), p.padding()),
+        launches.images("winograd_gradient", rows, vec![geometry.second, gradient], p.out_size(), [0, 0]),
+        weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]),
+        finish_weights(p, splits as u32, |entry, each| Stage {
+            grid: grid_x((rows * in_group) as u64, each),
+            block: 256,
+            ..launches.stage(entry, 0, vec![planes, Pointer::Result], finish.into())
+        }),
     ];
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
 /// The last launch of the filter's gradient: with few planes and many 3×3 filters a thread for each of them, else eight.
 fn finish_weights(p: &Problem, planes: u32, stage: impl FnOnce(&'static str, u64) -> Stage) -> Stage {
-    let filters = p.in_channels() * p.out_channels();
+    let filters = p.in_channels() / p.groups() * p.out_channels();
     if planes <= 2 && filters >= MANY_FILTERS && p.kernel() == [3, 3] {
         stage("winograd_filters", 256)
     } else {

@@ -41,6 +41,36 @@ fn winograd_is_right_at_every_edge() {
     }
 }
 
+/// Groups of the convolution are groups of every product.
+#[test]
+fn winograd_is_right_in_groups() {
+    let Some(engine) = engine() else { return };
+    for (turn, (groups, kernel, dilation, channels)) in
+        [(2, 3, 1, [32, 48]), (3, 3, 2, [51, 33]), (5, 5, 1, [15, 20]), (2, 7, 1, [8, 34])].into_iter().enumerate()
+    {
+        for direction in Direction::ALL {
+            for layout in Layout::ALL {
+                let grouped = problem(Specification {
+                    batch: 2,
+                    in_channels: channels[0],
+                    out_channels: channels[1],
+                    in_size: [7, 10],
+                    kernel: [kernel, kernel],
+                    padding: [kernel / 2; 2],
+                    dilation: [dilation; 2],
+                    groups,
+                    direction,
+                    layout,
+                    data_type: if groups == 2 { DataType::F32 } else { DataType::Bf16 },
+                    ..Specification::default()
+                });
+                check_choice(&engine, &grouped, Choice::Winograd { tile: TILES[6], splits: 2 }, turn as u64);
+                assert!(LaunchPlan::new(&grouped, &Choice::WinogradFused).is_err());
+            }
+        }
+    }
+}
+
 /// Each phase of a dilation is a separate image, some of them smaller than others.
 #[test]
 fn winograd_is_right_in_every_phase_of_a_dilation() {

@@ -197,15 +197,19 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     planes += (long long)BLOCK_Y * OUTPUTS * TAPS;
 #if CHANNELS_LAST
-    __shared__ float parts[8][32];
+    // AT_ONCE taps at a time: the eight sums of each channel and tap become one.
+    __shared__ float parts[AT_ONCE][8][32];
 #pragma unroll
-    for (int t = 0; t < TAPS; ++t) {
-        parts[worker][lane] = sums[t];
+    for (int first = 0; first < TAPS; first += AT_ONCE) {
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t)
+            if (first + t < TAPS) parts[t][worker][lane] = sums[first + t];
         BARRIER();
-        if (worker == 0 && output < OUTPUTS) {
+        if (first + worker < TAPS && output < OUTPUTS) {
             float sum = 0.0f;
-            for (int p = 0; p < 8; ++p) sum += parts[p][lane];
-            planes[output * TAPS + t] = sum;
+#pragma unroll
+            for (int p = 0; p < 8; ++p) sum += parts[worker][p][lane];
+            planes[output * TAPS + first + worker] = sum;
         }
         BARRIER();
     }

@@ -205,7 +205,8 @@ extern "C" __global__ void __launch_bounds__(256)
 // The gradient of the filter: BLOCK_Y is a split, BLOCK_X a channel in NCHW (256 threads on its vectors) or 32 channels
 // in NHWC (32 / WIDTH vectors of channels, the threads of each on the pixels). Sums of the threads are added in a fixed order, splits
 // by `reduce_weights`.
-#define AT_ONCE 8
+// Taps whose sums are added at a time: in NHWC as many as leave LDS for other workgroups.
+#define AT_ONCE (CHANNELS_LAST ? 16 / WIDTH : 8)
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_backward_weights(const Storage* __restrict__ input, const Storage* __restrict__ gradient,
                                      float* __restrict__ planes, DepthwiseQuadsShape shape) {
@@ -282,16 +283,22 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     planes += (long long)BLOCK_Y * CHANNELS * TAPS;
 #if CHANNELS_LAST
-    __shared__ float parts[8 * WIDTH][33];
+    // AT_ONCE taps at a time: the sums of each channel and tap become one.
+    __shared__ float parts[AT_ONCE][8 * WIDTH][33];
+    const int slot = THREAD_X / 32, lane_in_slot = THREAD_X % 32;
 #pragma unroll
-    for (int t = 0; t < TAPS; ++t) {
+    for (int first = 0; first < TAPS; first += AT_ONCE) {
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) parts[worker][in_block + e] = sums[t][e];
+        for (int t = 0; t < AT_ONCE; ++t)
+            if (first + t < TAPS)
+#pragma unroll
+                for (int e = 0; e < WIDTH; ++e) parts[t][worker][in_block + e] = sums[first + t][e];
         BARRIER();
-        if (THREAD_X < 32 && BLOCK_X * 32 + THREAD_X < CHANNELS) {
+        if (slot < AT_ONCE && first + slot < TAPS && BLOCK_X * 32 + lane_in_slot < CHANNELS) {
             float sum = 0.0f;
-            for (int p = 0; p < 8 * WIDTH; ++p) sum += parts[p][THREAD_X];
-            planes[(BLOCK_X * 32 + THREAD_X) * TAPS + t] = sum;
+#pragma unroll 8
+            for (int p = 0; p < 8 * WIDTH; ++p) sum += parts[slot][p][lane_in_slot];
+            planes[(BLOCK_X * 32 + lane_in_slot) * TAPS + first + slot] = sum;
         }
         BARRIER();
     }

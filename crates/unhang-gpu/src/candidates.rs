@@ -288,11 +288,11 @@ fn propose_depthwise(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
                 Layout::Nhwc => p.out_channels().div_ceil(32),
             };
             // Parts of 1024 pixels, or smaller ones where that leaves units idle; in NHWC fewer of a workgroup's threads are on pixels.
-            let small = if p.layout() == Layout::Nhwc { pixels / 128 } else { 0 };
-            let most = (pixels / 1024).max(small.min(device.compute_units / blocks)).clamp(1, 4096);
-            [16usize, 32]
+            let small = if p.layout() == Layout::Nhwc { pixels / 32 } else { 0 };
+            let most = (pixels / 1024).max(small.min(4 * device.compute_units / blocks)).clamp(1, 4096);
+            let ways: &[usize] = if p.layout() == Layout::Nhwc { &[1, 4, 16, 32] } else { &[16, 32] };
+            ways.iter()
                 .map(|each| (device.compute_units * each).div_ceil(blocks).clamp(1, most) as u32)
-                .into_iter()
                 .flat_map(|splits| {
                     // In NHWC rows of a strip lie far apart: they pay where they share what they read.
                     let row_elements = p.in_size()[1] * p.in_channels();

@@ -133,11 +133,8 @@ const STILL_LONG: &[(&str, &str)] = &[
     ("unhang-cpu/winograd/filters.rs", "transform"),
     ("unhang-emulator/fast/compute.rs", "compute"),
     ("unhang-gpu/src/model.rs", "matrix_seconds"),
-    ("unhang-gpu/plan_parts/depthwise.rs", "depthwise"),
-    ("unhang-gpu/plan_parts/depthwise.rs", "depthwise_quads"),
     ("unhang-gpu/plan_parts/direct.rs", "direct"),
     ("unhang-gpu/plan_parts/gemm.rs", "gemm"),
-    ("unhang-gpu/plan_parts/winograd.rs", "winograd"),
 ];
 
 #[test]

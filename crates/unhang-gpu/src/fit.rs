@@ -75,6 +75,54 @@ pub struct Shares {
     pub direct_many_rows: f64,
     /// Whether filters' gradients gain by [`crate::choice::DEEP_TILE`].
     pub takes_deep_tile: bool,
+    /// What threads wait for where there are few of them.
+    pub waits: Waits,
+    /// Depthwise kernels in NHWC.
+    pub depthwise: DepthwiseFit,
+}
+
+/// Seconds that a thread, or a workgroup of a unit, waits for what it reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waits {
+    /// Where the numbers come from.
+    pub source: &'static str,
+    /// Plain kernels: for each product of a sum.
+    pub plain_product: f64,
+    /// Plain kernels: for each result of a unit, whose place costs divisions of 64 bits.
+    pub plain_place: f64,
+    /// Plain kernels: to begin, forward and backward-weights.
+    pub plain_begin: f64,
+    /// Plain kernels: to begin in backward-data, where a pixel looks for the windows that meet it.
+    pub plain_begin_data: f64,
+    /// Plain backward-weights: for each workgroup of a unit.
+    pub plain_workgroup: f64,
+    /// Plain backward-weights: for each turn of a workgroup where units have many, and where they have one.
+    pub plain_turn: [f64; 2],
+    /// The narrow kernel: for each row of a channel.
+    pub narrow_row: f64,
+    /// The direct kernel: for each channel.
+    pub direct_channel: f64,
+    /// The direct kernel: for each channel with a large window, and in addition for each of its products.
+    pub direct_large: [f64; 2],
+}
+
+/// What depthwise kernels in NHWC cost: in vectors of channels, and one channel a thread.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DepthwiseFit {
+    /// Where the numbers come from.
+    pub source: &'static str,
+    /// Instructions of a read: for each number of a vector, and of a single number.
+    pub read: [f64; 2],
+    /// Seconds that a thread waits to begin, in vectors and for single numbers.
+    pub begin: [f64; 2],
+    /// Seconds that a thread waits for a row, in vectors and for single numbers.
+    pub row: [f64; 2],
+    /// The share that memory loses by each further row of a strip in vectors.
+    pub apart: f64,
+    /// The power of the share of a device that vectors fill.
+    pub filled: f64,
+    /// Seconds of a thread's turn in a filter's gradient.
+    pub turn: f64,
 }
 
 /// An NVIDIA H200.
@@ -115,6 +163,27 @@ pub const H200: Shares = Shares {
     line: 190.0,
     direct_many_rows: 0.96,
     takes_deep_tile: false,
+    waits: Waits {
+        source: "measured",
+        plain_product: 0.1e-6,
+        plain_place: 3.5e-9,
+        plain_begin: 1.6e-6,
+        plain_begin_data: 2.6e-6,
+        plain_workgroup: 0.34e-6,
+        plain_turn: [0.2e-6, 0.45e-6],
+        narrow_row: 0.08e-6,
+        direct_channel: 0.52e-6,
+        direct_large: [0.35e-6, 1e-9],
+    },
+    depthwise: DepthwiseFit {
+        source: "measured: 12 layers forward with seven choices each, 20 filters' gradients with about ten",
+        read: [4.6, 9.0],
+        begin: [0.88e-6, 0.24e-6],
+        row: [0.093e-6, 0.13e-6],
+        apart: 0.0,
+        filled: 0.0,
+        turn: 0.72e-6,
+    },
 };
 
 /// RDNA1. Not measured: nobody here has a card.
@@ -155,4 +224,25 @@ pub const RDNA1: Shares = Shares {
     line: 64.0,
     direct_many_rows: 0.6,
     takes_deep_tile: true,
+    waits: Waits {
+        source: "taken over from the H200: neither measured nor predicted for this chip",
+        plain_product: 0.1e-6,
+        plain_place: 3.5e-9,
+        plain_begin: 1.6e-6,
+        plain_begin_data: 2.6e-6,
+        plain_workgroup: 0.34e-6,
+        plain_turn: [0.2e-6, 0.45e-6],
+        narrow_row: 0.08e-6,
+        direct_channel: 0.52e-6,
+        direct_large: [0.35e-6, 1e-9],
+    },
+    depthwise: DepthwiseFit {
+        source: "counted in instructions; neither measured nor predicted for this chip",
+        read: [2.2, 6.5],
+        begin: [0.0, 0.0],
+        row: [0.0, 0.0],
+        apart: 0.04,
+        filled: 1.0,
+        turn: 0.55e-6,
+    },
 };

@@ -107,22 +107,21 @@ pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &
 }
 
 /// Seconds of the plain kernels. A thread waits for the two loads of each product of its sum, one product after the other; a
-/// workgroup of backward-weights begins and ends for each element of the filter. Both waits were measured on an H200; what is
-/// shorter than a launch is hidden by it.
+/// workgroup of backward-weights begins and ends for each element of the filter. What is shorter than a launch is hidden by it.
 fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let moved = elements.iter().sum::<f64>() * problem.data_type().size() as f64 / device.bandwidth;
     let products = problem.flops() / 2.0 / elements[2].max(1.0);
-    let units = device.compute_units as f64;
+    let (units, waits) = (device.compute_units as f64, &device.shares.waits);
     let waiting = if stage.kernel.entry == "plain_backward_weights" {
         let turns = (products / 256.0).ceil();
-        (f64::from(stage.grid[0]) / units * (0.34e-6 + turns * 0.2e-6)).max(turns * 0.45e-6)
+        let [many, one] = waits.plain_turn;
+        (f64::from(stage.grid[0]) / units * (waits.plain_workgroup + turns * many)).max(turns * one)
     } else {
-        // Finding its place costs a thread divisions of 64 bits.
-        products * 0.1e-6 + elements[2] / units * 3.5e-9
+        products * waits.plain_product + elements[2] / units * waits.plain_place
     };
-    // Finding its place, and its first loads, which nothing hides: longer where a pixel looks for the windows that meet it.
-    let begin = if problem.direction() == Direction::BackwardData { 2.6e-6 } else { 1.6e-6 };
+    // Finding its place, and its first loads, which nothing hides.
+    let begin = if problem.direction() == Direction::BackwardData { waits.plain_begin_data } else { waits.plain_begin };
     // One or two loads for each product, mostly from caches, and 64-bit addressing.
     (waiting + begin - device.launch).max(problem.flops() / (device.flops * 0.02)).max(moved)
 }
@@ -279,9 +278,9 @@ fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
         false => 0.0,
     };
     let moved = (elements.iter().sum::<f64>() + again) * size / (device.bandwidth * 0.8);
-    // Channels follow one another, and each waits for its rows: measured on an H200 where threads are few.
+    // Channels follow one another, and each waits for its rows.
     let taps = if backward_data { (high / constant(Constant::StrideH)).ceil() } else { high };
-    let waiting = constant(Constant::Reduced) * (strip + taps - 1.0).powf(0.8) * 0.08e-6;
+    let waiting = constant(Constant::Reduced) * (strip + taps - 1.0).powf(0.8) * device.shares.waits.narrow_row;
     (products * apart).max(scattered_seconds(stage, threads, size, device)).max(moved).max(waiting) + 1.2e-6
 }
 
@@ -329,9 +328,10 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
     let share = if constant(Constant::BlockRows) >= 16.0 { shares.direct_many_rows } else { shares.direct };
     let issued = threads * instructions / (device.flops / 2.0 * 0.6 * share) * crowded(registers, 0.46);
     // One channel waits for its lines before the next begins; 1×1 layers have four under way.
-    let waited = reduced * 0.52e-6 / if taps == 1.0 { 4.0 } else { 1.0 };
+    let waited = reduced * shares.waits.direct_channel / if taps == 1.0 { 4.0 } else { 1.0 };
     // A large window keeps a thread busy for longer than its lines take.
-    let waited = if taps > 25.0 { waited.max(reduced * (0.35e-6 + products * 1e-9)) } else { waited };
+    let [channel, product] = shares.waits.direct_large;
+    let waited = if taps > 25.0 { waited.max(reduced * (channel + products * product)) } else { waited };
     // Each part of the channels reads the source again, mostly from a cache.
     let written = if splits > 1.0 { splits * 4.0 } else { size };
     let moved = (elements[0] * (1.0 + 0.08 * (parts - 1.0)) + elements[1]) * size + elements[2] * written;
@@ -364,23 +364,36 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
         let rows = if quads { rows } else { constant(Constant::FilterH) };
         let registers = strip * width + taps * if channels_last { width } else { 1.0 } + vectors * width;
         let late = crowded(registers, 0.04);
-        let issued = threads * turns * (products + rows * vectors * 6.5) / rate * late + turns * 0.55e-6;
-        return overlapped(issued, memory * late, 0.18) + taps * 0.28e-6;
+        let turn = if channels_last { device.shares.depthwise.turn } else { 0.55e-6 };
+        let issued = threads * turns * (products + rows * vectors * 6.5) / rate * late + turns * turn;
+        // In NHWC the sums of several taps are added at a time.
+        let at_once = match (channels_last, quads) {
+            (true, true) => 16.0 / width,
+            (true, false) => 8.0,
+            (false, _) => 1.0,
+        };
+        return overlapped(issued, memory * late, 0.18) + (taps / at_once).ceil() * 0.28e-6;
     }
     let products = strip * width * taps
         / if backward_data { constant(Constant::StrideH) * constant(Constant::StrideW) } else { 1.0 };
     let threads = f64::from(stage.grid[0]) * 256.0;
     // Vectors of channels (NHWC) cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
-    let (read, tap, tap_lanes, apart) = match quads && channels_last {
-        true => (2.2 * width, 1.2 * width, width, 1.0 + 0.04 * (strip - 1.0)),
+    let fit = &device.shares.depthwise;
+    let in_vectors = quads && channels_last;
+    let (read, tap, tap_lanes, apart) = match in_vectors {
+        true => (fit.read[0] * width, 1.2 * width, width, 1.0 + fit.apart * (strip - 1.0)),
+        false if channels_last => (fit.read[1], 1.8, 1.0, 1.0),
         false => (6.5, 1.8, 1.0, 1.0),
     };
     // Few threads leave units idle, which their reads wait for.
-    let filled = if quads && channels_last { (threads / (device.compute_units as f64 * 1024.0)).min(1.0) } else { 1.0 };
+    let filled = (threads / (device.compute_units as f64 * 1024.0)).min(1.0);
+    let filled = if in_vectors { filled.powf(fit.filled) } else { 1.0 };
+    let kind = usize::from(!in_vectors);
+    let waited = if channels_last { fit.begin[kind] + rows * fit.row[kind] } else { 0.0 };
     let registers = strip * width + taps * tap_lanes + rows * vectors * width * size / 4.0;
     let late = crowded(registers, 0.04);
     let issued = threads * (products + rows * vectors * read + taps * tap) / (rate * filled) * late;
-    overlapped(issued, memory * late * apart, 0.18)
+    overlapped(issued, memory * late * apart, 0.18) + waited
 }
 
 /// Two reads of LDS for 32 products leave less than half of the peak; rows of the window beyond the image are skipped.

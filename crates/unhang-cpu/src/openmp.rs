@@ -91,7 +91,7 @@ fn find(_: &str) -> Option<OpenMp> {
 
 /// Calls `work` once on each thread of the team and waits for all; false, without a call, where there is no team of
 /// that many threads. The team may turn out smaller, down to the caller alone. A panic goes on here.
-pub fn run_on_team(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
+pub(crate) fn run_on_team(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
     FOUND.get().is_some_and(|found| found.as_ref().is_some_and(|openmp| openmp.run(threads, work)))
 }
 

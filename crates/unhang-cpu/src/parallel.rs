@@ -20,7 +20,7 @@ pub fn available_threads() -> usize {
 }
 
 /// The threads that a computation uses when nobody says: `OMP_NUM_THREADS`, but no more than can run at once.
-pub fn default_threads() -> usize {
+pub(crate) fn default_threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| {
         let asked = std::env::var("OMP_NUM_THREADS").ok();
@@ -31,7 +31,7 @@ pub fn default_threads() -> usize {
 }
 
 /// Calls `work` for every unit in `0..units`, each once, on up to `threads` threads.
-pub fn for_each_unit(threads: usize, units: usize, work: impl Fn(usize) + Sync) {
+pub(crate) fn for_each_unit(threads: usize, units: usize, work: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     on_threads(threads.min(units), threads, || claim_units(&next, units, &work));
 }
@@ -40,7 +40,7 @@ pub fn for_each_unit(threads: usize, units: usize, work: impl Fn(usize) + Sync) 
 ///
 /// Threads come together once and not for each phase. One that gets no core meanwhile is not waited for unless it holds a unit:
 /// where cores are busy, hundreds of short regions of a team took twelve times as long as one.
-pub fn for_each_phase(threads: usize, phases: &[usize], work: impl Fn(usize, usize) + Sync) {
+pub(crate) fn for_each_phase(threads: usize, phases: &[usize], work: impl Fn(usize, usize) + Sync) {
     let progress: Vec<[AtomicUsize; 2]> = phases.iter().map(|_| Default::default()).collect();
     let most = phases.iter().copied().max().unwrap_or(0);
     on_threads(threads.min(most), threads, || {
@@ -106,7 +106,12 @@ fn on_threads(useful: usize, threads: usize, work: impl Fn() + Sync) {
 }
 
 /// Calls `work` with every chunk of a slice and its number, on up to `threads` threads.
-pub fn for_each_chunk<T: Send>(threads: usize, slice: &mut [T], chunk: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+pub(crate) fn for_each_chunk<T: Send>(
+    threads: usize,
+    slice: &mut [T],
+    chunk: usize,
+    work: impl Fn(usize, &mut [T]) + Sync,
+) {
     let units = slice.len().div_ceil(chunk);
     let chunks = Mutex::new(slice.chunks_mut(chunk).enumerate());
     for_each_unit(threads, units, |_| {

@@ -12,7 +12,7 @@ use unhang_conv::{Direction, Layout, Problem};
 use crate::parallel::for_each_chunk;
 
 /// A number that operands are made of.
-pub trait Number: Copy + Send + Sync {
+pub(crate) trait Number: Copy + Send + Sync {
     /// What products are summed in.
     type Sum: Copy + Default + Add<Output = Self::Sum> + Mul<Output = Self::Sum> + AddAssign;
     /// To the type of the sums.
@@ -43,10 +43,10 @@ number!(f16, f32, f16::to_f32, f16::from_f32);
 number!(bf16, f32, bf16::to_f32, bf16::from_f32);
 
 /// The most terms of a weight gradient that are summed one after the other.
-pub const CHAIN: usize = 4096;
+pub(crate) const CHAIN: usize = 4096;
 
 /// Computes an ordinary (lowered) problem. The bias goes along the result's channels: a transposed forward has one too.
-pub fn compute<T: Number>(
+pub(crate) fn compute<T: Number>(
     problem: &Problem,
     first: &[T],
     second: &[T],
@@ -93,7 +93,7 @@ pub fn compute<T: Number>(
 }
 
 /// The outputs of one axis whose tap falls on the input, not on its padding.
-pub fn valid_outputs(problem: &Problem, axis: usize, tap: usize) -> Range<usize> {
+pub(crate) fn valid_outputs(problem: &Problem, axis: usize, tap: usize) -> Range<usize> {
     let (stride, padding) = (problem.stride()[axis], problem.padding()[axis]);
     let reach = tap * problem.dilation()[axis];
     let start = padding.saturating_sub(reach).div_ceil(stride);
@@ -102,7 +102,7 @@ pub fn valid_outputs(problem: &Problem, axis: usize, tap: usize) -> Range<usize>
 }
 
 /// The input position of an output's tap that is known to fall on the input.
-pub fn input_of(problem: &Problem, axis: usize, out: usize, tap: usize) -> usize {
+pub(crate) fn input_of(problem: &Problem, axis: usize, out: usize, tap: usize) -> usize {
     out * problem.stride()[axis] + tap * problem.dilation()[axis] - problem.padding()[axis]
 }
 

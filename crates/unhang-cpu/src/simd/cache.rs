@@ -39,13 +39,13 @@ struct Cache {
 static CACHE: Mutex<Cache> = Mutex::new(Cache { entries: Vec::new(), calls: 0 });
 
 /// Whether a filter that packs to this many numbers, and is used for this many pixels of results, is worth keeping.
-pub fn is_worth_keeping(numbers: usize, pixels: usize) -> bool {
+pub(super) fn is_worth_keeping(numbers: usize, pixels: usize) -> bool {
     (SMALL..=LIMIT / 2).contains(&numbers) && pixels <= FEW_PIXELS
 }
 
 /// The packed form of a filter: what is kept if it was packed from the same numbers in the same way, else what `pack`
 /// writes. `signature` stands for the way.
-pub fn packed(
+pub(super) fn packed(
     kernels: &Kernels,
     weight: &[f32],
     signature: u64,

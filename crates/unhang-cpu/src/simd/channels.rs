@@ -75,7 +75,7 @@ impl Lines {
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather is not one of single taps without padding whose
 /// channels lie together.
-pub fn compute(gather: &Gather, work: Work<'_>) {
+pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!([gather.source[1], gather.result[1]] == [1, 1], "channels lie together");

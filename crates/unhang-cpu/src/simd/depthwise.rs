@@ -21,7 +21,7 @@ const UNIT_ROWS: usize = 8;
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(super) fn compute(problem: &Problem, work: Work<'_>) {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([work.first.len(), work.second.len(), work.result.len()], lengths, "the operands' lengths");
     let together = depthwise_together::is_better(problem, work.kernels);

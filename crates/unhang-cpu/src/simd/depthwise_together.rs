@@ -24,7 +24,7 @@ const BLOCK_NUMBERS: usize = 8 * 1024;
 const MOST_VECTORS: usize = 4;
 
 /// Whether channels are brought together: the planes are small, and channels fill the vectors.
-pub fn is_better(problem: &Problem, kernels: &Kernels) -> bool {
+pub(super) fn is_better(problem: &Problem, kernels: &Kernels) -> bool {
     let columns = problem.in_size()[1].max(problem.out_size()[1]);
     let gather = Gather::new(&forward_unless_data(problem));
     let simple = problem.direction() != Direction::BackwardWeights && problem.stride() == [1, 1];
@@ -194,7 +194,7 @@ fn lines(gather: &Gather, block: &Block) -> (Vec<Vec<(isize, usize)>>, Vec<Line>
 ///
 /// # Panics
 /// When a slice is not as long as the gather says.
-pub fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
+pub(super) fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let [of_source, of_result] = [rows.source * columns.source, rows.result * columns.result];
@@ -260,7 +260,7 @@ pub fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn weights(problem: &Problem, work: Work<'_>) {
+pub(super) fn weights(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let gather = &Gather::new(&forward_unless_data(problem));
     let [rows, columns] = &gather.axes;

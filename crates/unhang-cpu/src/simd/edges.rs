@@ -24,7 +24,7 @@ struct Stretch {
 }
 
 /// What a tile at the edges has to know of the work that it is a part of.
-pub struct Surroundings<'a> {
+pub(super) struct Surroundings<'a> {
     /// What is computed.
     pub gather: &'a Gather,
     /// By which kernels.
@@ -41,7 +41,7 @@ pub struct Surroundings<'a> {
 
 /// What the taps of one tile meet; kept from tile to tile for its room.
 #[derive(Debug, Default)]
-pub struct Edges {
+pub(super) struct Edges {
     stretches: Vec<Stretch>,
     /// Row taps that meet the source.
     rows: Vec<usize>,
@@ -59,7 +59,7 @@ fn met(axis: &Axis, offset: isize, first: usize, count: usize) -> (usize, usize)
 
 /// Of a phase's runs, one for each tap, those whose tap meets the source at some pixel of a tile: `size` are its rows
 /// and columns from `place` on, in steps.
-pub fn met_runs<'a>(
+pub(super) fn met_runs<'a>(
     gather: &Gather,
     place: [usize; 2],
     size: [usize; 2],
@@ -85,7 +85,13 @@ pub fn met_runs<'a>(
 impl Edges {
     /// Finds what the taps of a phase meet for a tile of this many pixels at a row and a column, in steps. True if all
     /// taps meet the source at all pixels.
-    pub fn find(&mut self, gather: &Gather, [row, column]: [usize; 2], pixels: usize, phase: [usize; 2]) -> bool {
+    pub(super) fn find(
+        &mut self,
+        gather: &Gather,
+        [row, column]: [usize; 2],
+        pixels: usize,
+        phase: [usize; 2],
+    ) -> bool {
         let [rows, columns] = &gather.axes;
         let (row_taps, column_taps) = (&rows.phases[phase[0]], &columns.phases[phase[1]]);
         self.rows.clear();
@@ -104,7 +110,7 @@ impl Edges {
     }
 
     /// Computes the tile that was found last; `all` is what it would be with all of its taps.
-    pub fn compute(&mut self, of: &Surroundings<'_>, all: &Tile<'_>, phase: [usize; 2]) {
+    pub(super) fn compute(&mut self, of: &Surroundings<'_>, all: &Tile<'_>, phase: [usize; 2]) {
         let channels = of.channels;
         let [rows, columns] = &of.gather.axes;
         let (row_taps, column_taps) = (&rows.phases[phase[0]], &columns.phases[phase[1]]);

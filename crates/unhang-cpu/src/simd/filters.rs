@@ -8,7 +8,7 @@ use crate::parallel::for_each_unit;
 
 impl GatherWork<'_> {
     /// Everything that the packed filters depend on, apart from the filters.
-    pub fn signature(&self) -> u64 {
+    pub(super) fn signature(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let gather = self.gather;
         (gather.groups, gather.weight_group, gather.weight, gather.source_channels).hash(&mut hasher);
@@ -18,7 +18,7 @@ impl GatherWork<'_> {
     }
 
     /// Packs all filters: blocks of results, in each of them blocks of sources.
-    pub fn pack_filters(&self, weight: &[f32], packed: &mut [f32], threads: usize) {
+    pub(super) fn pack_filters(&self, weight: &[f32], packed: &mut [f32], threads: usize) {
         let gather = self.gather;
         let of_group = self.packed_length();
         let to = Shared(packed.as_mut_ptr());
@@ -39,7 +39,7 @@ impl GatherWork<'_> {
     }
 
     /// Packs the filters of one block of results for `channels` source channels from `first` on.
-    pub fn pack_block(
+    pub(super) fn pack_block(
         &self,
         weight: &[f32],
         group: usize,

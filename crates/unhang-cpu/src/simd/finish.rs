@@ -5,7 +5,7 @@ use super::gather_work::{GatherWork, ResultBlock};
 impl GatherWork<'_> {
     /// Writes a row's sums to the result from `column` on: `pixels` of every phase of columns, which lie next to each
     /// other. `to` is the row's first pixel.
-    pub fn finish(
+    pub(super) fn finish(
         &self,
         block: &ResultBlock,
         column: usize,

@@ -37,13 +37,13 @@ const DILATED_STRIPS: usize = 4;
 const FILTER_NUMBERS: usize = 64 * 1024;
 
 /// Numbers of a result that do not stay in the second-level cache.
-pub const FETCH_NUMBERS: usize = 256 * 1024;
+pub(super) const FETCH_NUMBERS: usize = 256 * 1024;
 
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
 /// When a slice is not as long as the gather says.
-pub fn compute(gather: &Gather, work: Work<'_>) {
+pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let channels = gather.groups * gather.source_channels;

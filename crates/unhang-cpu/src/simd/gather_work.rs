@@ -6,7 +6,7 @@ use super::source::SourceView;
 
 /// A block of result channels: the first, how many, and in how many vectors.
 #[derive(Debug, Clone, Copy)]
-pub struct ResultBlock {
+pub(super) struct ResultBlock {
     /// The first channel.
     pub first: usize,
     /// How many.
@@ -21,7 +21,7 @@ pub struct ResultBlock {
 
 /// What the steps of a run are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Steps {
+pub(super) enum Steps {
     /// A block's channels, for one tap.
     Channels,
     /// The taps of a row with all channels, which lie next to each other.
@@ -31,7 +31,7 @@ pub enum Steps {
 }
 
 /// Everything that is the same for all strips.
-pub struct GatherWork<'a> {
+pub(super) struct GatherWork<'a> {
     /// What is computed.
     pub gather: &'a Gather,
     /// By which kernels.
@@ -60,7 +60,7 @@ pub struct GatherWork<'a> {
 
 impl GatherWork<'_> {
     /// Numbers of one group's packed filters.
-    pub fn packed_length(&self) -> usize {
+    pub(super) fn packed_length(&self) -> usize {
         let vectors: usize = self.blocks.iter().map(|block| block.vectors).sum();
         vectors * self.kernels.lanes * self.gather.source_channels * self.taps
     }

@@ -8,7 +8,7 @@ use unhang_conv::{Direction, Layout, Problem, TensorShape};
 
 /// One tap on one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tap {
+pub(crate) struct Tap {
     /// Its index in the filter.
     pub index: usize,
     /// Where it falls on the source, from `q × in_step`.
@@ -17,7 +17,7 @@ pub struct Tap {
 
 /// One axis.
 #[derive(Debug, Clone)]
-pub struct Axis {
+pub(crate) struct Axis {
     /// Positions of the source.
     pub source: usize,
     /// Positions of the result.
@@ -63,30 +63,30 @@ impl Axis {
     }
 
     /// Whether any tap falls on source positions that are `residue` from the lowest, counted in `in_step`s.
-    pub fn uses(&self, residue: usize) -> bool {
+    pub(crate) fn uses(&self, residue: usize) -> bool {
         self.phases.iter().flatten().any(|tap| (tap.offset - self.low) as usize % self.in_step == residue)
     }
 }
 
 impl Axis {
     /// Whether no tap ever falls on padding.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.low >= 0 && (self.steps - 1) * self.in_step + self.low as usize + self.span <= self.source
     }
 
     /// The first position of the source that a tap of this step or a later one falls on.
-    pub fn first_of_source(&self, step: usize) -> usize {
+    pub(crate) fn first_of_source(&self, step: usize) -> usize {
         ((step * self.in_step) as isize + self.low).max(0) as usize
     }
 
     /// Whether no tap of this many steps falls on padding.
-    pub fn all_inside(&self, first: usize, count: usize) -> bool {
+    pub(crate) fn all_inside(&self, first: usize, count: usize) -> bool {
         let begin = (first * self.in_step) as isize + self.low;
         begin >= 0 && begin as usize + (count - 1) * self.in_step + self.span <= self.source
     }
 
     /// Those of the first `steps` steps of which no tap falls on padding.
-    pub fn steps_inside(&self, steps: usize) -> std::ops::Range<usize> {
+    pub(crate) fn steps_inside(&self, steps: usize) -> std::ops::Range<usize> {
         let begin = ((-self.low).max(0) as usize).div_ceil(self.in_step).min(steps);
         let room = self.source as isize - self.low - self.span as isize;
         let end = if room < 0 { 0 } else { (room as usize / self.in_step + 1).min(steps) };
@@ -95,7 +95,7 @@ impl Axis {
 
     /// Of `count` positions that lie a step apart, from a step on and `remainder` behind its first tap: those that lie in the
     /// source, and where the first does.
-    pub fn inside(&self, remainder: usize, first_step: usize, count: usize) -> (usize, usize, usize) {
+    pub(crate) fn inside(&self, remainder: usize, first_step: usize, count: usize) -> (usize, usize, usize) {
         let step = self.in_step;
         let origin = (first_step * step + remainder) as isize + self.low;
         let begin = ((-origin).max(0) as usize).div_ceil(step).min(count);
@@ -104,27 +104,27 @@ impl Axis {
     }
 
     /// Whether taps of one phase lie apart.
-    pub fn is_dilated(&self) -> bool {
+    pub(crate) fn is_dilated(&self) -> bool {
         !(0..self.phases.len()).all(|phase| self.are_neighbours(phase))
     }
 
     /// Whether a phase's taps fall on neighbouring positions, in whatever order.
-    pub fn are_neighbours(&self, phase: usize) -> bool {
+    pub(crate) fn are_neighbours(&self, phase: usize) -> bool {
         let apart = |pair: &[Tap]| pair[1].offset.abs_diff(pair[0].offset) == 1;
         self.phases[phase].windows(2).all(apart)
     }
 
     /// Whether a phase's taps fall on neighbouring positions, in order.
-    pub fn is_dense(&self, phase: usize) -> bool {
+    pub(crate) fn is_dense(&self, phase: usize) -> bool {
         self.phases[phase].windows(2).all(|pair| pair[1].offset == pair[0].offset + 1)
     }
 }
 
 /// Distances in memory: image, channel, row, column.
-pub type Strides = [usize; 4];
+pub(super) type Strides = [usize; 4];
 
 /// The distances of a dense tensor.
-pub fn strides(shape: TensorShape, layout: Layout) -> Strides {
+pub(super) fn strides(shape: TensorShape, layout: Layout) -> Strides {
     let [_, c, h, w] = shape;
     match layout {
         Layout::Nchw => [c * h * w, h * w, w, 1],
@@ -134,7 +134,7 @@ pub fn strides(shape: TensorShape, layout: Layout) -> Strides {
 
 /// A forward or backward-data computation, ready to be driven.
 #[derive(Debug, Clone)]
-pub struct Gather {
+pub(crate) struct Gather {
     /// Images.
     pub batch: usize,
     /// Independent groups.
@@ -157,7 +157,7 @@ pub struct Gather {
 
 impl Gather {
     /// From an ordinary problem, forward or backward-data.
-    pub fn new(problem: &Problem) -> Gather {
+    pub(crate) fn new(problem: &Problem) -> Gather {
         let layout = problem.layout();
         let [source, _, result] = problem.operand_shapes();
         let groups = problem.groups();
@@ -181,7 +181,7 @@ impl Gather {
 }
 
 /// Cuts `length` into the fewest parts of at most `most`, as even as can be: start and length of each.
-pub fn even_parts(length: usize, most: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+pub(super) fn even_parts(length: usize, most: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     let parts = length.div_ceil(most.max(1)).max(1);
     (0..parts).map(move |part| {
         let start = part * length / parts;
@@ -195,7 +195,7 @@ const MOST_SEGMENTS: usize = 16;
 /// The segments that the pixels of a weight gradient are cut into: each has a separate gradient, and those are added
 /// in their order. It depends on the numbers of operands and gradient alone, never on threads, and all gradients together
 /// are a sixteenth of the operands at most.
-pub fn segments(operands: usize, gradient: usize) -> usize {
+pub(super) fn segments(operands: usize, gradient: usize) -> usize {
     (operands / (16 * gradient.max(1))).clamp(1, MOST_SEGMENTS)
 }
 

@@ -244,7 +244,7 @@ fn unit_columns(width: usize, columns: usize, products: usize, threads: usize) -
 
 /// Whether a 1×1 convolution in NCHW reads its source in place: its filters stay in a cache and packing costs much of its time,
 /// or its planes are so small that filters pass by for each of them anyway.
-pub fn is_better(gather: &Gather) -> bool {
+pub(super) fn is_better(gather: &Gather) -> bool {
     let pixels = gather.axes[0].source * gather.axes[1].source;
     let (sources, results) = (gather.source_channels, gather.result_channels);
     let reads_short_pieces = match pixels {
@@ -260,7 +260,7 @@ pub fn is_better(gather: &Gather) -> bool {
 ///
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather is another one.
-pub fn pointwise(gather: &Gather, work: Work<'_>) {
+pub(super) fn pointwise(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!(gather.axes.iter().all(|a| a.source == a.result && a.in_step * a.out_step * a.span == 1 && a.low == 0));
@@ -334,7 +334,7 @@ fn transposed_filters(kernels: &Kernels, weight: &[f32], sources: usize, batch: 
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem is another one.
-pub fn single_pixels(problem: &Problem, work: Work<'_>) {
+pub(super) fn single_pixels(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([source.len(), weight.len(), result.len()], lengths, "the operands' lengths");
@@ -399,7 +399,7 @@ pub fn single_pixels(problem: &Problem, work: Work<'_>) {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, the problem is another one, or fewer numbers of an image than fill a vector.
-pub fn single_pixels_weights(problem: &Problem, work: Work<'_>) {
+pub(super) fn single_pixels_weights(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
@@ -469,7 +469,7 @@ fn dot_rows(kernels: &Kernels, [first, second]: [&[f32]; 2], length: usize, writ
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem is another one.
-pub fn few_filters_weights(problem: &Problem, work: Work<'_>) {
+pub(super) fn few_filters_weights(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");

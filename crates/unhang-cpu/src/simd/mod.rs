@@ -28,7 +28,7 @@ mod source;
 mod tiling;
 mod vector;
 mod weights;
-pub mod winograd;
+pub(crate) mod winograd;
 mod work;
 mod workspace;
 
@@ -41,7 +41,7 @@ use kernels::Kernels;
 use work::Work;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
-pub fn compute(
+pub(crate) fn compute(
     problem: &Problem,
     (algorithm, isa): (Algorithm, Isa),
     first: &[f32],

@@ -49,7 +49,7 @@ impl<'a> PackedAxis<'a> {
 }
 
 /// How strips of a source are packed.
-pub struct PackedPlanes<'a> {
+pub(super) struct PackedPlanes<'a> {
     gather: &'a Gather,
     kernels: &'static Kernels,
     axes: [PackedAxis<'a>; 2],
@@ -59,7 +59,7 @@ pub struct PackedPlanes<'a> {
 
 /// What a strip of this many rows takes.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub(super) struct Room {
     /// From one remainder of rows and columns to the next.
     remainder: usize,
     /// From one channel to the next.
@@ -68,7 +68,7 @@ pub struct Room {
 
 /// A strip of a group's source.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub(super) struct Window {
     /// The image.
     pub image: usize,
     /// The group.
@@ -81,7 +81,7 @@ pub struct Window {
 
 impl<'a> PackedPlanes<'a> {
     /// For the source of a gather whose pixels lie together.
-    pub fn new(gather: &'a Gather, kernels: &'static Kernels) -> PackedPlanes<'a> {
+    pub(super) fn new(gather: &'a Gather, kernels: &'static Kernels) -> PackedPlanes<'a> {
         assert_eq!(gather.source[3], 1, "pixels lie together");
         let [rows, columns] = &gather.axes;
         let axes = [PackedAxis::new(rows), PackedAxis::new(columns)];
@@ -90,23 +90,23 @@ impl<'a> PackedPlanes<'a> {
     }
 
     /// Packed numbers of all channels for each step of rows.
-    pub fn numbers_of_row(&self) -> usize {
+    pub(super) fn numbers_of_row(&self) -> usize {
         self.gather.source_channels * self.axes[0].used * self.axes[1].used * self.pitch
     }
 
     /// Packed rows of each remainder, for this many steps.
-    pub fn packed_rows(&self, steps: usize) -> usize {
+    pub(super) fn packed_rows(&self, steps: usize) -> usize {
         steps + self.axes[0].beyond
     }
 
     /// What a strip of this many steps takes.
-    pub fn room(&self, steps: usize) -> Room {
+    pub(super) fn room(&self, steps: usize) -> Room {
         let remainder = self.packed_rows(steps) * self.pitch;
         Room { remainder, plane: self.axes[0].used.max(1) * self.axes[1].used.max(1) * remainder }
     }
 
     /// Where a tap meets the first result, from a channel's first number on.
-    pub fn offset(&self, room: &Room, [row, column]: [Tap; 2]) -> usize {
+    pub(super) fn offset(&self, room: &Room, [row, column]: [Tap; 2]) -> usize {
         let (row, column) = (self.axes[0].tap(row.offset), self.axes[1].tap(column.offset));
         (row.0 * self.axes[1].used + column.0) * room.remainder + row.1 * self.pitch + column.1
     }
@@ -115,7 +115,7 @@ impl<'a> PackedPlanes<'a> {
     ///
     /// # Panics
     /// When the strip does not lie in the source, or `to` is too short for it.
-    pub fn pack(&self, source: &[f32], strip: &Window, room: &Room, to: &mut [f32]) {
+    pub(super) fn pack(&self, source: &[f32], strip: &Window, room: &Room, to: &mut [f32]) {
         let gather = self.gather;
         let [rows, columns] = &self.axes;
         let [by_image, by_channel, by_row, _] = gather.source;

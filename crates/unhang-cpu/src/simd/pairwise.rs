@@ -5,7 +5,7 @@ use super::workspace::Workspace;
 use crate::plain::CHAIN;
 
 /// Many long sums side by side: chains of at most [`CHAIN`] terms, added in pairs.
-pub struct PairwiseSums {
+pub(super) struct PairwiseSums {
     kernels: &'static Kernels,
     length: usize,
     chain: Workspace,
@@ -18,13 +18,13 @@ pub struct PairwiseSums {
 
 impl PairwiseSums {
     /// Room for that many sums.
-    pub fn new(kernels: &'static Kernels, length: usize) -> PairwiseSums {
+    pub(super) fn new(kernels: &'static Kernels, length: usize) -> PairwiseSums {
         let chain = Workspace::take(length);
         PairwiseSums { kernels, length, chain, terms: 0, chains: 0, levels: Vec::new(), spare: Vec::new() }
     }
 
     /// Announces this many terms more; true if with them a new chain begins, whose sums start from zero.
-    pub fn begin_chunk(&mut self, terms: usize) -> bool {
+    pub(super) fn begin_chunk(&mut self, terms: usize) -> bool {
         let begins = self.terms == 0 || self.terms + terms > CHAIN;
         if begins && self.terms > 0 {
             let next = self.spare.pop().unwrap_or_else(|| Workspace::take(self.length));
@@ -49,12 +49,12 @@ impl PairwiseSums {
     }
 
     /// A part of the chain's sums.
-    pub fn chain(&mut self, at: usize, length: usize) -> &mut [f32] {
+    pub(super) fn chain(&mut self, at: usize, length: usize) -> &mut [f32] {
         &mut self.chain[at..][..length]
     }
 
     /// The sums of all chains.
-    pub fn finish(mut self) -> Workspace {
+    pub(super) fn finish(mut self) -> Workspace {
         self.levels.push(self.chain);
         self.chain = Workspace::take(0);
         while self.levels.len() > 1 {

@@ -43,7 +43,7 @@ struct GradientWork<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or its pixels do not lie together.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(super) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, bias, result, threads } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");

@@ -61,7 +61,7 @@ fn phases(gather: &Gather) -> impl Iterator<Item = [&[Tap]; 2]> + '_ {
 ///
 /// # Panics
 /// When a slice is not as long as the gather says, or the pixels of a row do not lie together.
-pub fn compute(gather: &Gather, work: Work<'_>) {
+pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert_eq!(gather.result[3], 1, "pixels lie together");
@@ -360,7 +360,7 @@ impl PlaneWork<'_> {
 }
 
 /// Cuts a line into tiles of at most this many vectors: the first number and vectors of each.
-pub fn tiles(line: usize, vectors: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn tiles(line: usize, vectors: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
     debug_assert!(vectors <= MAX_VECTORS);
     even_parts(line.div_ceil(lanes), vectors).map(move |(first, count)| (first * lanes, count))
 }

@@ -28,7 +28,7 @@ const UNIT_NUMBERS: usize = 32 * 1024;
 ///
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather is not one of 1×1 taps without padding and stride.
-pub fn compute(gather: &Gather, work: Work<'_>) {
+pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!(gather.axes.iter().all(|a| a.source == a.result && a.in_step * a.out_step * a.span == 1 && a.low == 0));
@@ -170,7 +170,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
 }
 
 /// The filters of all groups, packed part by part; kept where that pays.
-pub fn filters_in_parts(
+pub(super) fn filters_in_parts(
     gather: &Gather,
     kernels: &Kernels,
     weight: &[f32],
@@ -192,7 +192,7 @@ pub fn filters_in_parts(
 }
 
 /// What sums of rows begin with, and how far apart that is: each row's bias in vectors, or the same zeros for all.
-pub fn begin_of_rows(bias: Option<&[f32]>, width: usize) -> (Workspace, usize) {
+pub(super) fn begin_of_rows(bias: Option<&[f32]>, width: usize) -> (Workspace, usize) {
     let mut begin = Workspace::take(bias.map_or(width, |bias| bias.len() * width));
     match bias {
         Some(bias) => begin.chunks_mut(width).zip(bias).for_each(|(vectors, &bias)| vectors.fill(bias)),
@@ -203,7 +203,7 @@ pub fn begin_of_rows(bias: Option<&[f32]>, width: usize) -> (Workspace, usize) {
 
 /// A part of the result's channels as it is packed.
 #[derive(Debug, Clone, Copy)]
-pub struct FilterPart {
+pub(super) struct FilterPart {
     /// The first channel.
     pub first: usize,
     /// How many.
@@ -213,7 +213,13 @@ pub struct FilterPart {
 }
 
 /// Packs filters as `[part of results][source channel][result channel]`.
-pub fn pack_filters(gather: &Gather, kernels: &Kernels, parts: &[FilterPart], weight: &[f32], mut to: &mut [f32]) {
+pub(super) fn pack_filters(
+    gather: &Gather,
+    kernels: &Kernels,
+    parts: &[FilterPart],
+    weight: &[f32],
+    mut to: &mut [f32],
+) {
     let [by_result, by_source, ..] = gather.weight;
     let sources = gather.source_channels;
     for group in 0..gather.groups {

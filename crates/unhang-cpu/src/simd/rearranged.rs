@@ -18,7 +18,7 @@ const PLANES_NUMBERS: usize = 128 * 1024;
 const MANY_CHANNELS: usize = 256;
 
 /// The problem without a stride that computes one of 1×1 taps in NCHW from the pixels that they meet, where that pays.
-pub fn without_stride(problem: &Problem) -> Option<Problem> {
+pub(super) fn without_stride(problem: &Problem) -> Option<Problem> {
     let pays = problem.direction() != Direction::BackwardWeights || problem.in_channels() > MANY_CHANNELS;
     let is_strided = problem.kernel() == [1, 1] && problem.padding() == [0, 0] && problem.stride() != [1, 1] && pays;
     let in_size = problem.out_size().map(|size| size as i64);
@@ -30,7 +30,7 @@ pub fn without_stride(problem: &Problem) -> Option<Problem> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn compute_without_stride(
+pub(super) fn compute_without_stride(
     problem: &Problem,
     dense: &Problem,
     work: Work<'_>,
@@ -77,7 +77,7 @@ fn bring_together(problem: &Problem, kernels: &Kernels, input: &[f32], plane: us
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn compute_by_planes(problem: &Problem, work: Work<'_>, compute: impl Fn(&Problem, Work<'_>)) {
+pub(super) fn compute_by_planes(problem: &Problem, work: Work<'_>, compute: impl Fn(&Problem, Work<'_>)) {
     let Work { kernels, first, second: weight, bias, result, threads } = work;
     let shapes = problem.operand_shapes();
     let [of_first, of_weight, of_result] = shapes.map(|shape| shape.iter().product::<usize>());

@@ -5,7 +5,7 @@ use super::kernels::{Kernels, PaddedRows};
 
 /// What is next to what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrangement {
+pub(super) enum Arrangement {
     /// Packed as `[channel][row][phase][column]`: with a stride the columns are dealt out by their remainder, so that
     /// the pixels that one tap meets lie next to each other whatever the stride.
     Planes,
@@ -25,7 +25,7 @@ const IN_PLACE_COLUMNS: usize = 150;
 const IN_PLACE_NUMBERS: usize = 1500;
 
 /// How a source is read.
-pub struct SourceView<'a> {
+pub(super) struct SourceView<'a> {
     gather: &'a Gather,
     /// What is next to what.
     pub arrangement: Arrangement,
@@ -67,7 +67,7 @@ struct PackedRows {
 
 /// Which rows of which channels to pack.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub(super) struct Window {
     /// The image.
     pub image: usize,
     /// The first channel, counted over all groups.
@@ -84,7 +84,7 @@ pub struct Window {
 
 impl<'a> SourceView<'a> {
     /// The best arrangement for a gather whose channels are taken `block` at a time.
-    pub fn new(gather: &'a Gather, block: usize) -> SourceView<'a> {
+    pub(super) fn new(gather: &'a Gather, block: usize) -> SourceView<'a> {
         let [rows, columns] = &gather.axes;
         let whole = rows.is_whole() && columns.is_whole();
         let narrow = gather.source[3] <= IN_PLACE_CHANNELS && block == gather.source_channels;
@@ -98,7 +98,7 @@ impl<'a> SourceView<'a> {
     }
 
     /// A given arrangement.
-    pub fn arranged(gather: &'a Gather, block: usize, arrangement: Arrangement) -> SourceView<'a> {
+    pub(super) fn arranged(gather: &'a Gather, block: usize, arrangement: Arrangement) -> SourceView<'a> {
         let [rows, columns] = &gather.axes;
         let mut count = 0;
         let slot = |residue: usize| {
@@ -129,18 +129,18 @@ impl<'a> SourceView<'a> {
     }
 
     /// Whether it is read in place and some taps meet padding.
-    pub fn has_edges(&self) -> bool {
+    pub(super) fn has_edges(&self) -> bool {
         self.arrangement == Arrangement::InPlace && !self.gather.axes.iter().all(Axis::is_whole)
     }
 
     /// Source rows that this many steps of results need.
-    pub fn rows(&self, steps: usize) -> usize {
+    pub(super) fn rows(&self, steps: usize) -> usize {
         let rows = &self.gather.axes[0];
         (steps - 1) * rows.in_step + rows.span
     }
 
     /// Numbers that a row takes for a whole block of channels.
-    pub fn row_numbers(&self) -> usize {
+    pub(super) fn row_numbers(&self) -> usize {
         match self.arrangement {
             Arrangement::Planes => self.row_pitch * self.block,
             Arrangement::Pixels => self.row_pitch,
@@ -149,7 +149,7 @@ impl<'a> SourceView<'a> {
     }
 
     /// From one packed channel to the next, and the packed numbers of a block, for this many steps.
-    pub fn plane_and_block(&self, steps: usize) -> (usize, usize) {
+    pub(super) fn plane_and_block(&self, steps: usize) -> (usize, usize) {
         let numbers = self.rows(steps) * self.row_pitch;
         match self.arrangement {
             Arrangement::Planes => {
@@ -164,17 +164,17 @@ impl<'a> SourceView<'a> {
     }
 
     /// Numbers from one row to the next.
-    pub fn row_pitch(&self) -> usize {
+    pub(super) fn row_pitch(&self) -> usize {
         self.row_pitch
     }
 
     /// Numbers from one step of result rows to the next.
-    pub fn step_pitch(&self) -> usize {
+    pub(super) fn step_pitch(&self) -> usize {
         self.gather.axes[0].in_step * self.row_pitch
     }
 
     /// Numbers from one step of result columns to the next.
-    pub fn pixel_pitch(&self) -> usize {
+    pub(super) fn pixel_pitch(&self) -> usize {
         let in_step = self.gather.axes[1].in_step;
         match self.arrangement {
             Arrangement::Planes => 1,
@@ -184,7 +184,7 @@ impl<'a> SourceView<'a> {
     }
 
     /// Whether a pixel's channels and the next pixel's follow each other without a gap, for blocks of all channels.
-    pub fn pixels_touch(&self) -> bool {
+    pub(super) fn pixels_touch(&self) -> bool {
         match self.arrangement {
             Arrangement::Planes => false,
             Arrangement::Pixels => self.block == self.gather.source_channels,
@@ -196,7 +196,7 @@ impl<'a> SourceView<'a> {
     ///
     /// # Panics
     /// When no tap has that column.
-    pub fn tap(&self, row: usize, column: usize) -> usize {
+    pub(super) fn tap(&self, row: usize, column: usize) -> usize {
         match self.arrangement {
             Arrangement::Planes => {
                 let in_step = self.gather.axes[1].in_step;
@@ -209,7 +209,7 @@ impl<'a> SourceView<'a> {
     }
 
     /// In place: where the first number of a step is in the source. With padding it may be before the source.
-    pub fn in_place(&self, image: usize, channel: usize, step: usize) -> isize {
+    pub(super) fn in_place(&self, image: usize, channel: usize, step: usize) -> isize {
         let [by_image, by_channel, by_row, by_column] = self.gather.source.map(|stride| stride as isize);
         let [rows, columns] = &self.gather.axes;
         let row = (step * rows.in_step) as isize + rows.low;
@@ -220,7 +220,7 @@ impl<'a> SourceView<'a> {
     ///
     /// # Panics
     /// When the window does not lie in the source, or `to` is too short for it.
-    pub fn pack(&self, kernels: &Kernels, source: &[f32], window: &Window, to: &mut [f32]) {
+    pub(super) fn pack(&self, kernels: &Kernels, source: &[f32], window: &Window, to: &mut [f32]) {
         match self.arrangement {
             Arrangement::Planes => self.pack_planes(kernels, source, window, to),
             Arrangement::Pixels => self.pack_pixels(kernels, source, window, to),
@@ -372,19 +372,19 @@ fn ask<const HINT: i32>(from: *const f32, numbers: usize) {
 
 /// Asks for this many numbers that are read at once.
 #[inline(always)]
-pub fn prefetch(from: *const f32, numbers: usize) {
+pub(super) fn prefetch(from: *const f32, numbers: usize) {
     ask::<{ HINTS[0] }>(from, numbers);
 }
 
 /// Asks for this many numbers that are read later, into the second-level cache.
 #[inline(always)]
-pub fn prefetch_early(from: *const f32, numbers: usize) {
+pub(super) fn prefetch_early(from: *const f32, numbers: usize) {
     ask::<{ HINTS[1] }>(from, numbers);
 }
 
 /// Asks for the place of this many numbers that are written before long.
 #[inline(always)]
-pub fn prefetch_for_writing(to: *mut f32, numbers: usize) {
+pub(super) fn prefetch_for_writing(to: *mut f32, numbers: usize) {
     ask::<{ HINTS[2] }>(to, numbers);
 }
 
@@ -399,7 +399,7 @@ const HINTS: [i32; 3] = [0; 3];
 const SMALL_PLANE: usize = 2048;
 
 /// Asks for the plane that is dealt out next, if it is small: its rows are too short for the processor to see what comes.
-pub fn prefetch_plane(from: *const f32, numbers: usize) {
+pub(super) fn prefetch_plane(from: *const f32, numbers: usize) {
     if numbers <= SMALL_PLANE {
         prefetch(from, numbers);
     }
@@ -410,7 +410,7 @@ pub fn prefetch_plane(from: *const f32, numbers: usize) {
 ///
 /// # Panics
 /// When a slice is too short.
-pub fn pack_pixel_row(
+pub(super) fn pack_pixel_row(
     kernels: &Kernels,
     from: &[f32],
     by: [usize; 2],

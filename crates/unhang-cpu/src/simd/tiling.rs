@@ -5,7 +5,7 @@ use super::kernels::{Kernels, MAX_VECTORS, TILE_ROWS};
 
 /// The shape of tiles: vectors, rows of scalars, and what a step of all tiles of a row then costs.
 #[derive(Debug, Clone, Copy)]
-pub struct TileShape {
+pub(super) struct TileShape {
     /// Vectors of a tile.
     pub vectors: usize,
     /// Rows of scalars of a tile.
@@ -22,7 +22,7 @@ pub struct TileShape {
 /// each scalar's broadcast. What does not fill its last vector is computed in vain. The weights were fitted to tiles of
 /// all shapes on 3×3 layers: two vectors are best nearly everywhere, one is a tenth slower, and on narrow images two
 /// rows are better than one.
-pub fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usize) -> TileShape {
+pub(super) fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usize) -> TileShape {
     let needed = channels.div_ceil(kernels.lanes);
     let step = |scalars: usize, vectors: usize| {
         let (scalars, vectors) = (scalars as f64, vectors as f64);

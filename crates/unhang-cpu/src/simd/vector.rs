@@ -10,7 +10,7 @@
 use std::arch::x86_64::*;
 
 /// A vector of f32.
-pub trait Vector: Copy {
+pub(super) trait Vector: Copy {
     /// Numbers in it.
     const LANES: usize;
     /// How many the registers hold.
@@ -77,7 +77,7 @@ pub trait Vector: Copy {
 
 /// Eight numbers in an array: what the compiler makes of them without any target feature.
 #[derive(Clone, Copy)]
-pub struct Portable([f32; 8]);
+pub(super) struct Portable([f32; 8]);
 
 impl Vector for Portable {
     const LANES: usize = 8;
@@ -187,7 +187,7 @@ impl Vector for Portable {
 /// Sixteen numbers: AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512);
+pub(super) struct Avx512(__m512);
 
 #[cfg(target_arch = "x86_64")]
 impl Avx512 {
@@ -339,7 +339,7 @@ impl Vector for Avx512 {
 /// Eight numbers: AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub struct Avx2(__m256);
+pub(super) struct Avx2(__m256);
 
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {

@@ -83,7 +83,7 @@ impl Side {
 
 /// Images and output rows that are packed at a time: rows of one image, or several whole images.
 #[derive(Debug, Clone, Copy)]
-pub struct Chunk {
+pub(super) struct Chunk {
     /// The first image, and how many.
     pub first_image: usize,
     /// See `first_image`.
@@ -147,7 +147,7 @@ struct WeightWork<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(super) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");

@@ -13,7 +13,7 @@ const KEPT: usize = 6;
 const ALWAYS: usize = 1024 * 1024;
 
 /// Numbers that the workspace of a computation may have at most: as many as its operands, and a few megabytes whatever they are.
-pub fn memory_for(operands: usize) -> usize {
+pub(super) fn memory_for(operands: usize) -> usize {
     operands.max(ALWAYS)
 }
 
@@ -65,14 +65,14 @@ impl Drop for Buffer {
 }
 
 /// A lent buffer; it goes back to its thread's store when dropped.
-pub struct Workspace {
+pub(super) struct Workspace {
     buffer: Option<Buffer>,
     length: usize,
 }
 
 impl Workspace {
     /// Room for that many numbers, whatever they are.
-    pub fn take(length: usize) -> Workspace {
+    pub(super) fn take(length: usize) -> Workspace {
         let found = FREE.with_borrow_mut(|free| {
             // The smallest that is large enough.
             let fits = free.iter().enumerate().filter(|(_, b)| b.capacity >= length).min_by_key(|(_, b)| b.capacity);
@@ -129,7 +129,7 @@ const LARGE_PAGE: usize = 2 << 20;
 /// Asks the system for large pages behind a large result. Results often are new memory, and a page that is touched for
 /// the first time costs more than a page's worth of many computations: 58 MB took 43 ms to touch in pages of 4 KiB
 /// and 16 ms in pages of 2 MiB. A hint: nothing changes where the pages are there, or the system gives none.
-pub fn ask_for_large_pages(result: &mut [f32]) {
+pub(super) fn ask_for_large_pages(result: &mut [f32]) {
     if std::mem::size_of_val(result) >= LARGE_RESULT {
         let bytes = result.as_mut_ptr_range();
         // SAFETY: the result is ours.
@@ -157,7 +157,7 @@ unsafe fn ask_for_large_pages_at(bytes: Range<usize>) {
 
 /// A pointer that threads share: each writes to separate places.
 #[derive(Clone, Copy)]
-pub struct Shared(pub *mut f32);
+pub(super) struct Shared(pub *mut f32);
 
 // SAFETY: whoever dereferences the pointer answers for writing where no other thread reads or writes; the drivers give
 // every unit its own part of the result.
@@ -167,36 +167,36 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// The pointer. A method, so that closures capture the whole and not the bare field.
-    pub fn get(self) -> *mut f32 {
+    pub(super) fn get(self) -> *mut f32 {
         self.0
     }
 }
 
 /// How much was lent out at once on this thread: for the test of its bound.
 #[cfg(test)]
-pub mod peak {
+pub(super) mod peak {
     use std::cell::Cell;
 
     thread_local! {
         static NOW_AND_MOST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
     }
 
-    pub fn taken(length: usize) {
+    pub(crate) fn taken(length: usize) {
         let (now, most) = NOW_AND_MOST.get();
         NOW_AND_MOST.set((now + length, most.max(now + length)));
     }
 
-    pub fn returned(length: usize) {
+    pub(crate) fn returned(length: usize) {
         let (now, most) = NOW_AND_MOST.get();
         // What another thread took may be dropped here.
         NOW_AND_MOST.set((now.saturating_sub(length), most));
     }
 
-    pub fn reset() {
+    pub(crate) fn reset() {
         NOW_AND_MOST.set((0, 0));
     }
 
-    pub fn numbers() -> usize {
+    pub(crate) fn numbers() -> usize {
         NOW_AND_MOST.get().1
     }
 }

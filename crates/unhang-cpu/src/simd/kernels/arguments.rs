@@ -4,7 +4,7 @@ use super::winograd::{GradientProducts, Products};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
 #[derive(Debug, Clone, Copy)]
-pub struct Run {
+pub(crate) struct Run {
     /// From [`Tile::x`].
     pub x: usize,
     /// From [`Tile::w`].
@@ -15,7 +15,7 @@ pub struct Run {
 /// `sum[r][p][v] += x[r × row_step + p × pitch] × w[v]`, after which `x` and `w` move on by their steps. Sums are
 /// numbered row by row.
 #[derive(Debug, Clone, Copy)]
-pub struct Tile<'a> {
+pub(crate) struct Tile<'a> {
     /// The scalars, which are broadcast: a place that runs count from, not always a valid one itself.
     pub x: *const f32,
     /// The vectors.
@@ -47,20 +47,20 @@ pub struct Tile<'a> {
 }
 
 /// The micro-kernel for one shape of tile.
-pub type TileKernel = unsafe fn(&Tile<'_>);
+pub(crate) type TileKernel = unsafe fn(&Tile<'_>);
 
 /// Transposes any number of rows and columns; see [`Vector::transpose`].
-pub type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, *const usize);
+pub(crate) type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, *const usize);
 
 /// Copies `count` numbers that lie `step` apart into a dense row.
-pub type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
+pub(crate) type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 
 /// Copies rows of `count` numbers: from, its step, to, its step, count, rows.
-pub type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
+pub(crate) type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
 
 /// Rows to be copied with zeros before and behind them.
 #[derive(Debug, Clone, Copy)]
-pub struct PaddedRows {
+pub(crate) struct PaddedRows {
     /// The first number.
     pub from: *const f32,
     /// From one row to the next.
@@ -83,7 +83,7 @@ pub struct PaddedRows {
 
 /// Rows of a depthwise result.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows {
+pub(crate) struct Rows {
     /// The source's numbers that the taps count from.
     pub x: *const f32,
     /// From one row's to the next's.
@@ -99,13 +99,13 @@ pub struct Rows {
 }
 
 /// The most taps of a [`TapColumn`].
-pub const MOST_TAPS: usize = 7;
+pub(crate) const MOST_TAPS: usize = 7;
 /// The numbers of taps that a [`TapColumn`] may have, the largest first.
-pub const TAP_COUNTS: [usize; 6] = [MOST_TAPS, 5, 4, 3, 2, 1];
+pub(crate) const TAP_COUNTS: [usize; 6] = [MOST_TAPS, 5, 4, 3, 2, 1];
 
 /// Taps of a depthwise filter below each other: each falls where the one before falls from the next row of results.
 #[derive(Debug, Clone, Copy)]
-pub struct TapColumn {
+pub(crate) struct TapColumn {
     /// Where the first falls, from [`Rows::x`].
     pub offset: usize,
     /// How many: one of [`TAP_COUNTS`].
@@ -115,11 +115,11 @@ pub struct TapColumn {
 }
 
 /// Depthwise rows: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
-pub type CorrelateKernel = unsafe fn(&Rows, &[TapColumn], f32);
+pub(crate) type CorrelateKernel = unsafe fn(&Rows, &[TapColumn], f32);
 
 /// Neighbouring pixels of a depthwise result, channels together.
 #[derive(Debug, Clone, Copy)]
-pub struct Pixels<'a> {
+pub(crate) struct Pixels<'a> {
     /// The source's pixel that the taps of the first count from: not always a valid place itself.
     pub x: *const f32,
     /// From one pixel's to the next's.
@@ -143,11 +143,11 @@ pub struct Pixels<'a> {
 }
 
 /// Depthwise pixels: `to[c] = bias[c] + Σ w[tap × channels + c] × x[offset + c]` over the taps.
-pub type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
+pub(crate) type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
 
 /// The gradient's and the source's rows that a depthwise weight gradient sums up.
 #[derive(Debug, Clone, Copy)]
-pub struct GradientRows {
+pub(crate) struct GradientRows {
     /// The output's gradient.
     pub dy: *const f32,
     /// From one row to the next.
@@ -164,7 +164,7 @@ pub struct GradientRows {
 
 /// Planes of a depthwise weight gradient with channels together in whole vectors.
 #[derive(Debug, Clone, Copy)]
-pub struct GradientPlanes {
+pub(crate) struct GradientPlanes {
     /// The output's gradient, pixel by pixel.
     pub dy: *const f32,
     /// From one row to the next.
@@ -184,18 +184,18 @@ pub struct GradientPlanes {
 }
 
 /// The planes' share of a depthwise weight gradient: `sums[tap][c] += Σ dy[i][c] × x[offset(tap) + i][c]` over all pixels.
-pub type ProductsTogetherKernel = unsafe fn(&GradientPlanes, &[usize], *mut f32);
+pub(crate) type ProductsTogetherKernel = unsafe fn(&GradientPlanes, &[usize], *mut f32);
 
 /// The rows' share of a depthwise weight gradient: lane by lane `sums[tap] = Σ dy[i] × x[offset(tap) + i]` over all rows.
-pub type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
+pub(crate) type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 
 /// A depthwise weight gradient's share with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
-pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
+pub(crate) type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
 
 /// What a weight gradient with pixels in vectors sums up: for every filter and place
 /// `sum += Σ dy[filter × filter_step + i] × x[place + i]` over the numbers of all rows of all images.
 #[derive(Debug, Clone, Copy)]
-pub struct PlaneProducts {
+pub(crate) struct PlaneProducts {
     /// The packed input.
     pub x: *const f32,
     /// Where channels and taps meet the first result, from `x`.
@@ -223,10 +223,10 @@ pub struct PlaneProducts {
 }
 
 /// The kernel for one shape of tile.
-pub type PlaneProductsKernel = unsafe fn(&PlaneProducts);
+pub(crate) type PlaneProductsKernel = unsafe fn(&PlaneProducts);
 
 /// Winograd's sums for one element, for one shape of tile.
-pub type ProductsKernelOfElement = unsafe fn(&Products);
+pub(crate) type ProductsKernelOfElement = unsafe fn(&Products);
 
 /// Winograd's sums of a weight gradient for one element, for one shape of tile.
-pub type GradientProductsKernel = unsafe fn(&GradientProducts);
+pub(crate) type GradientProductsKernel = unsafe fn(&GradientProducts);

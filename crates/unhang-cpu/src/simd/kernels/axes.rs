@@ -11,19 +11,19 @@ use super::winograd::is_zero;
 use crate::simd::vector::Vector;
 
 /// Results of a tile without a stride.
-pub const AXIS_TILE: usize = 4;
+pub(crate) const AXIS_TILE: usize = 4;
 /// The most results of a tile.
-pub const MOST_RESULTS: usize = 7;
+pub(super) const MOST_RESULTS: usize = 7;
 /// The most points.
-pub const MOST_POINTS: usize = 10;
+pub(super) const MOST_POINTS: usize = 10;
 
 /// Results of a tile with this many pairs of points: with a stride of two as many as two taps leave.
-pub const fn axis_tile(pairs: usize, stride: usize) -> usize {
+pub(crate) const fn axis_tile(pairs: usize, stride: usize) -> usize {
     if stride == 1 { AXIS_TILE } else { 2 * pairs + 1 }
 }
 
 /// Pairs of points for this many taps, if there are kernels for them.
-pub const fn pairs_for(taps: usize) -> Option<usize> {
+pub(crate) const fn pairs_for(taps: usize) -> Option<usize> {
     match taps {
         3 | 5 | 7 => Some(taps.div_ceil(2)),
         _ => None,
@@ -32,7 +32,7 @@ pub const fn pairs_for(taps: usize) -> Option<usize> {
 
 /// Rows of the source to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub struct AxisSource {
+pub(crate) struct AxisSource {
     /// Pairs of points.
     pub pairs: usize,
     /// The rows of a tile, as many as there are points.
@@ -47,7 +47,7 @@ pub struct AxisSource {
 
 /// Filters to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub struct AxisFilters {
+pub(crate) struct AxisFilters {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -66,7 +66,7 @@ pub struct AxisFilters {
 
 /// Sums to be transformed to rows of results.
 #[derive(Debug, Clone, Copy)]
-pub struct AxisResults {
+pub(crate) struct AxisResults {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -93,7 +93,7 @@ pub struct AxisResults {
 
 /// Rows of the result's gradient to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub struct AxisGradient {
+pub(crate) struct AxisGradient {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -110,7 +110,7 @@ pub struct AxisGradient {
 
 /// Sums to be transformed to a filter's gradient.
 #[derive(Debug, Clone, Copy)]
-pub struct AxisTaps {
+pub(crate) struct AxisTaps {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -208,7 +208,7 @@ const SEVEN_TAPS: Points<4> = Points::new([0.5, 0.75, 1.25, 2.5]);
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
 #[inline(always)]
-pub unsafe fn source<V: Vector>(rows: &AxisSource) {
+pub(super) unsafe fn source<V: Vector>(rows: &AxisSource) {
     // SAFETY: the function's own conditions.
     unsafe {
         match rows.pairs {
@@ -265,7 +265,7 @@ const fn taps_of_points(pairs: usize, stride: usize) -> usize {
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-pub unsafe fn filters<V: Vector>(filters: &AxisFilters) -> bool {
+pub(super) unsafe fn filters<V: Vector>(filters: &AxisFilters) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
         match (filters.pairs, filters.stride) {
@@ -322,7 +322,7 @@ unsafe fn filters_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-pub unsafe fn results<V: Vector>(sums: &AxisResults) -> bool {
+pub(super) unsafe fn results<V: Vector>(sums: &AxisResults) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
         match (sums.pairs, sums.stride) {
@@ -381,7 +381,7 @@ unsafe fn results_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-pub unsafe fn gradient<V: Vector>(rows: &AxisGradient) {
+pub(super) unsafe fn gradient<V: Vector>(rows: &AxisGradient) {
     // SAFETY: the function's own conditions.
     unsafe {
         match (rows.pairs, rows.stride) {
@@ -436,7 +436,7 @@ unsafe fn gradient_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-pub unsafe fn taps<V: Vector>(sums: &AxisTaps) -> bool {
+pub(super) unsafe fn taps<V: Vector>(sums: &AxisTaps) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
         match (sums.pairs, sums.stride) {

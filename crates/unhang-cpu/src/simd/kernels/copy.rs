@@ -6,7 +6,7 @@ use crate::simd::vector::Vector;
 /// # Safety
 /// As [`Vector::transpose`], for any number of rows and columns.
 #[inline(always)]
-pub unsafe fn transpose<V: Vector>(
+pub(super) unsafe fn transpose<V: Vector>(
     from: *const f32,
     row_step: usize,
     rows: usize,
@@ -38,7 +38,7 @@ pub unsafe fn transpose<V: Vector>(
 /// # Safety
 /// `from` is good for `(count - 1) × step + 1` numbers, `to` for `count`; the features of `V` are on.
 #[inline(always)]
-pub unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *mut f32) {
+pub(super) unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *mut f32) {
     // SAFETY: the function's own conditions, and the loop stays below `count`.
     unsafe {
         match step {
@@ -70,7 +70,7 @@ unsafe fn row_apart<V: Vector, const APART: usize>(from: *const f32, count: usiz
 /// # Safety
 /// Both pointers are good for `count` numbers in each of the rows; the features of `V` are on.
 #[inline(always)]
-pub unsafe fn rows<V: Vector>(
+pub(super) unsafe fn rows<V: Vector>(
     from: *const f32,
     from_step: usize,
     to: *mut f32,
@@ -87,7 +87,7 @@ pub unsafe fn rows<V: Vector>(
 /// # Safety
 /// Both pointers are good for what the fields describe; the features of `V` are on.
 #[inline(always)]
-pub unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {
+pub(super) unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {
     // SAFETY: the function's own conditions.
     unsafe {
         match rows.apart {
@@ -155,7 +155,7 @@ unsafe fn long_rows<V: Vector>(rows: PaddedRows) {
 /// `to` is good for `count` numbers, `even` for half of them, rounded up, and `odd` for half, rounded down; the features of
 /// `V` are on.
 #[inline(always)]
-pub unsafe fn interleave<V: Vector>(even: *const f32, odd: *const f32, count: usize, to: *mut f32) {
+pub(super) unsafe fn interleave<V: Vector>(even: *const f32, odd: *const f32, count: usize, to: *mut f32) {
     let mut i = 0;
     // SAFETY: parts are loaded and stored as such.
     unsafe {
@@ -188,7 +188,7 @@ unsafe fn zeros<V: Vector>(to: *mut f32, count: usize) {
 /// # Safety
 /// Both pointers are good for `count` numbers; the features of `V` are on.
 #[inline(always)]
-pub unsafe fn add<V: Vector>(from: *const f32, to: *mut f32, count: usize) {
+pub(super) unsafe fn add<V: Vector>(from: *const f32, to: *mut f32, count: usize) {
     let mut i = 0;
     // SAFETY: the loops stay below `count`.
     unsafe {
@@ -209,7 +209,7 @@ pub unsafe fn add<V: Vector>(from: *const f32, to: *mut f32, count: usize) {
 /// # Safety
 /// The pointer is good for `count` numbers; the features of the caller are on.
 #[inline(always)]
-pub unsafe fn fingerprint(from: *const f32, count: usize) -> u64 {
+pub(super) unsafe fn fingerprint(from: *const f32, count: usize) -> u64 {
     const LANES: usize = 32;
     // SAFETY: the function's own condition.
     let numbers = unsafe { std::slice::from_raw_parts(from, count) };

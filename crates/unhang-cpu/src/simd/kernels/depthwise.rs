@@ -8,7 +8,7 @@ use crate::simd::vector::Vector;
 /// The features of `V` are on. At every tap of every row `x` is good for `count` numbers rounded up to whole vectors,
 /// `to` for `count` in every row.
 #[inline(always)]
-pub unsafe fn correlate<V: Vector>(rows: &Rows, columns: &[TapColumn], bias: f32) {
+pub(super) unsafe fn correlate<V: Vector>(rows: &Rows, columns: &[TapColumn], bias: f32) {
     // Eight sums wait for none of themselves: eight rows, or two vectors of fewer. The taps of a column need registers too.
     let most = if V::REGISTERS >= 16 { 8 } else { 4 };
     for (row, together) in even_parts(rows.rows, most) {
@@ -111,7 +111,7 @@ unsafe fn add_columns<V: Vector, const R: usize, const VECTORS: usize, const TAP
 /// The features of `V` are on. At every tap of every pixel `x` and `w` are good for `channels` numbers, and so are
 /// `bias` and each pixel of `to`.
 #[inline(always)]
-pub unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
+pub(super) unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
     const TOGETHER: usize = 6;
     // A pixel by itself, with many taps, has this many vectors of channels, so that no sum waits for the one before.
     const ALONE: usize = 4;
@@ -242,7 +242,7 @@ unsafe fn correlate_part<V: Vector, const PIXELS: usize, const VECTORS: usize, c
 /// The features of `V` are on. In every row `dy` and, at every offset, `x` are good for `count` numbers; `sums` for a vector
 /// for each offset.
 #[inline(always)]
-pub unsafe fn products<V: Vector>(rows: &GradientRows, offsets: &[usize], sums: *mut f32) {
+pub(super) unsafe fn products<V: Vector>(rows: &GradientRows, offsets: &[usize], sums: *mut f32) {
     let mut tap = 0;
     while tap < offsets.len() {
         let left = &offsets[tap..];
@@ -303,7 +303,7 @@ unsafe fn products_of_taps<V: Vector, const TAPS: usize>(
 /// The features of `V` are on. `dy` and `x` are good for `count` pixels with `channels` numbers each, `sums` for
 /// `channels`.
 #[inline(always)]
-pub unsafe fn products_channels<V: Vector>(
+pub(super) unsafe fn products_channels<V: Vector>(
     dy: *const f32,
     dy_step: usize,
     x: *const f32,

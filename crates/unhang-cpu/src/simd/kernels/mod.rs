@@ -16,28 +16,28 @@ mod winograd;
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
-pub use arguments::{
+pub(super) use arguments::{
     CorrelateChannelsKernel, CorrelateKernel, GradientPlanes, GradientProductsKernel, GradientRows, MOST_TAPS,
     PaddedRows, Pixels, PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel, ProductsKernel,
     ProductsKernelOfElement, ProductsTogetherKernel, RowKernel, Rows, RowsKernel, Run, TAP_COUNTS, TapColumn, Tile,
     TileKernel, TransposeKernel,
 };
-pub use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
-pub use winograd::{
+pub(super) use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
+pub(super) use winograd::{
     ELEMENTS, Filters, GradientProducts, MOST_PLACES, PATCH, Products, ResultTiles, SourceTiles, WeightTiles,
 };
 
 /// The most vectors of one tile.
-pub const MAX_VECTORS: usize = 4;
+pub(super) const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
-pub const MAX_SCALARS: usize = 28;
+pub(super) const MAX_SCALARS: usize = 28;
 /// The rows that the scalars of a tile may lie in: the fewest first.
-pub const TILE_ROWS: [usize; 3] = [1, 2, 4];
+pub(super) const TILE_ROWS: [usize; 3] = [1, 2, 4];
 /// The distance of scalars, other than one, that has separate tiles: that of pixels with a full block of channels.
-pub const COMMON_PITCH: usize = 64;
+pub(super) const COMMON_PITCH: usize = 64;
 
 /// The kernels of one instruction set.
-pub struct Kernels {
+pub(super) struct Kernels {
     /// Numbers in a vector.
     pub lanes: usize,
     /// The scalars that the registers hold with that many vectors (index 0 is for none).
@@ -108,7 +108,7 @@ pub struct Kernels {
 
 impl Kernels {
     /// The kernels of an instruction set, which the machine must have: [`Isa`] is only made where it does.
-    pub fn of(isa: Isa) -> &'static Kernels {
+    pub(super) fn of(isa: Isa) -> &'static Kernels {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &avx512::KERNELS,
@@ -120,7 +120,7 @@ impl Kernels {
 
     /// Kernels that do nothing, of the same shapes: for tests of what else drivers do.
     #[cfg(test)]
-    pub fn idle(&self) -> Kernels {
+    pub(super) fn idle(&self) -> Kernels {
         fn tiles(_: usize, _: usize, _: usize) -> Option<TileKernel> {
             Some(|_| {})
         }
@@ -162,7 +162,7 @@ impl Kernels {
     }
 
     /// The most scalars in each of this many rows of a tile with that many vectors; none if there is no such tile.
-    pub fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
+    pub(super) fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
         match rows {
             1 | 2 => self.scalars[vectors] / rows,
             4 if vectors == 1 => self.scalars[vectors] / rows,
@@ -174,7 +174,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub fn tile(&self, vectors: usize, rows: usize, scalars: usize, pitch: usize) -> TileKernel {
+    pub(super) fn tile(&self, vectors: usize, rows: usize, scalars: usize, pitch: usize) -> TileKernel {
         let tiles = match pitch {
             1 => self.tiles,
             COMMON_PITCH => self.common_tiles,
@@ -187,7 +187,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub fn streaming_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
+    pub(super) fn streaming_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
         (self.streaming_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 
@@ -195,7 +195,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::plane_products_tile`].
-    pub fn plane_products(&self, filters: usize, places: usize) -> PlaneProductsKernel {
+    pub(super) fn plane_products(&self, filters: usize, places: usize) -> PlaneProductsKernel {
         (self.plane_products)(filters, places).expect("the sums fit the registers")
     }
 
@@ -203,7 +203,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::most_scalars`].
-    pub fn element_products(&self, vectors: usize, scalars: usize) -> ProductsKernelOfElement {
+    pub(super) fn element_products(&self, vectors: usize, scalars: usize) -> ProductsKernelOfElement {
         (self.element_products)(vectors, scalars).expect("the tiles fit the registers")
     }
 
@@ -211,7 +211,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::most_scalars`].
-    pub fn gradient_products(&self, vectors: usize, scalars: usize) -> GradientProductsKernel {
+    pub(super) fn gradient_products(&self, vectors: usize, scalars: usize) -> GradientProductsKernel {
         (self.gradient_products)(vectors, scalars).expect("the channels fit the registers")
     }
 }
@@ -357,7 +357,7 @@ macro_rules! kernels {
                 }
             }
 
-            pub static KERNELS: Kernels = Kernels {
+            pub(super) static KERNELS: Kernels = Kernels {
                 lanes: <$vector>::LANES,
                 scalars: $registers,
                 tiles,

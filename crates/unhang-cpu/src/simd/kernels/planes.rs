@@ -6,7 +6,7 @@ use crate::simd::vector::Vector;
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
 #[inline(always)]
-pub unsafe fn products<V: Vector, const FILTERS: usize, const PLACES: usize>(products: &PlaneProducts) {
+pub(super) unsafe fn products<V: Vector, const FILTERS: usize, const PLACES: usize>(products: &PlaneProducts) {
     // SAFETY: the function's own conditions.
     unsafe {
         let places: [usize; PLACES] = std::array::from_fn(|place| *products.places.add(place));

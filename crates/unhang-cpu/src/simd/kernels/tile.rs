@@ -6,7 +6,10 @@ use crate::simd::vector::Vector;
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers of the tile are good for what its fields describe.
 #[inline(always)]
-pub unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>, pitch: usize) {
+pub(super) unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usize>(
+    tile: &Tile<'_>,
+    pitch: usize,
+) {
     // SAFETY: the same conditions.
     unsafe { body::<V, R, P, VECTORS, false>(tile, pitch) }
 }
@@ -16,7 +19,7 @@ pub unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usi
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-pub unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+pub(super) unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
     // SAFETY: the same conditions.
     unsafe { body::<V, 1, P, VECTORS, true>(tile, 1) }
 }

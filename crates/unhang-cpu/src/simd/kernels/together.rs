@@ -11,7 +11,7 @@ const TOGETHER: usize = 8;
 /// The features of `V` are on. At every tap of every pixel `x` and `w` are good for `channels` numbers, which are whole vectors,
 /// and so are `bias` and each pixel of `to`.
 #[inline(always)]
-pub unsafe fn correlate<V: Vector>(pixels: &Pixels<'_>) {
+pub(super) unsafe fn correlate<V: Vector>(pixels: &Pixels<'_>) {
     for (pixel, count) in even_parts(pixels.pixels, TOGETHER) {
         for channel in (0..pixels.channels).step_by(V::LANES) {
             // SAFETY: some of the same pixels, and one of their vectors.
@@ -87,7 +87,7 @@ const TAPS_TOGETHER: usize = 9;
 /// The features of `V` are on. `dy` is good for `channels` numbers, which are whole vectors, at each pixel of each row, `x` at
 /// each offset from there, `sums` for each offset.
 #[inline(always)]
-pub unsafe fn products<V: Vector>(planes: &GradientPlanes, offsets: &[usize], sums: *mut f32) {
+pub(super) unsafe fn products<V: Vector>(planes: &GradientPlanes, offsets: &[usize], sums: *mut f32) {
     for (tap, count) in even_parts(offsets.len(), TAPS_TOGETHER) {
         let offsets = &offsets[tap..][..count];
         for channel in (0..planes.channels).step_by(V::LANES) {

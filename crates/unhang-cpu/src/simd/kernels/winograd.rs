@@ -7,11 +7,11 @@
 use crate::simd::vector::Vector;
 
 /// What a tile reads on one axis: as many as there are points, one less than results and taps of the axis together.
-pub const PATCH: usize = 6;
+pub(crate) const PATCH: usize = 6;
 /// Products of a tile for each pair of channels.
-pub const ELEMENTS: usize = PATCH * PATCH;
+pub(crate) const ELEMENTS: usize = PATCH * PATCH;
 /// The most places of taps on an axis.
-pub const MOST_PLACES: usize = 4;
+pub(crate) const MOST_PLACES: usize = 4;
 
 const A: f32 = 0.625;
 const B: f32 = 1.5;
@@ -24,7 +24,7 @@ const OVER_0: f32 = (1.0 / (A as f64 * A as f64 * B as f64 * B as f64)) as f32;
 
 /// Sums over channels for one of the elements: `P` tiles × `VECTORS` vectors of result channels.
 #[derive(Debug, Clone, Copy)]
-pub struct Products {
+pub(crate) struct Products {
     /// Transformed tiles: vectors of source channels, tile by tile.
     pub x: *const f32,
     /// From one vector of source channels to the next.
@@ -45,7 +45,7 @@ pub struct Products {
 
 /// Neighbouring tiles of the source to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub struct SourceTiles {
+pub(crate) struct SourceTiles {
     /// The rows of the first tile, of which gradients have fewer.
     pub rows: [*const f32; PATCH],
     /// Rows and columns of a tile.
@@ -68,7 +68,7 @@ pub struct SourceTiles {
 
 /// Filters to be transformed, result channels in a vector.
 #[derive(Debug, Clone, Copy)]
-pub struct Filters {
+pub(crate) struct Filters {
     /// The taps, row by row, each with all source channels.
     pub from: *const f32,
     /// Taps of an axis.
@@ -85,7 +85,7 @@ pub struct Filters {
 
 /// Neighbouring tiles of sums to be transformed to results, one vector of result channels.
 #[derive(Debug, Clone, Copy)]
-pub struct ResultTiles {
+pub(crate) struct ResultTiles {
     /// The first element of the first tile; the next tile's follows it.
     pub from: *const f32,
     /// Rows and columns of a tile.
@@ -110,7 +110,7 @@ pub struct ResultTiles {
 
 /// Sums over tiles for one of the elements: `P` source channels × `VECTORS` vectors of result channels.
 #[derive(Debug, Clone, Copy)]
-pub struct GradientProducts {
+pub(crate) struct GradientProducts {
     /// Transformed tiles of the source: the first channel, in vectors tile by tile.
     pub x: *const f32,
     /// Transformed tiles of the gradient: a vector of result channels, tile by tile.
@@ -129,7 +129,7 @@ pub struct GradientProducts {
 
 /// Sums to be transformed to the gradient of filters, one vector of result channels.
 #[derive(Debug, Clone, Copy)]
-pub struct WeightTiles {
+pub(crate) struct WeightTiles {
     /// The first element of the first source channel.
     pub from: *const f32,
     /// From one source channel to the next.
@@ -151,7 +151,7 @@ pub struct WeightTiles {
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
 #[inline(always)]
-pub unsafe fn products<V: Vector, const P: usize, const VECTORS: usize>(products: &Products) {
+pub(super) unsafe fn products<V: Vector, const P: usize, const VECTORS: usize>(products: &Products) {
     // SAFETY: the function's own conditions.
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; P];
@@ -314,7 +314,7 @@ unsafe fn transform<V: Vector, A: Axis<N>, const N: usize>(tiles: &SourceTiles) 
 /// # Safety
 /// As for [`transform`].
 #[inline(always)]
-pub unsafe fn source<V: Vector>(tiles: &SourceTiles) {
+pub(super) unsafe fn source<V: Vector>(tiles: &SourceTiles) {
     // SAFETY: the function's own conditions.
     unsafe { transform::<V, OfSource, PATCH>(tiles) }
 }
@@ -324,7 +324,7 @@ pub unsafe fn source<V: Vector>(tiles: &SourceTiles) {
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
 #[inline(always)]
-pub unsafe fn filters<V: Vector>(filters: &Filters) -> bool {
+pub(super) unsafe fn filters<V: Vector>(filters: &Filters) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
         match filters.taps {
@@ -370,7 +370,7 @@ unsafe fn filters_of<V: Vector, const TAPS: usize>(filters: &Filters) -> bool {
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
 #[inline(always)]
-pub unsafe fn results<V: Vector>(tiles: &ResultTiles) -> bool {
+pub(super) unsafe fn results<V: Vector>(tiles: &ResultTiles) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
         match tiles.tile {
@@ -423,7 +423,7 @@ unsafe fn results_of<V: Vector, const TILE: usize>(tiles: &ResultTiles) -> bool 
 /// # Safety
 /// As for [`transform`].
 #[inline(always)]
-pub unsafe fn gradient<V: Vector>(tiles: &SourceTiles) {
+pub(super) unsafe fn gradient<V: Vector>(tiles: &SourceTiles) {
     // SAFETY: the function's own conditions.
     unsafe {
         match tiles.span {
@@ -437,7 +437,7 @@ pub unsafe fn gradient<V: Vector>(tiles: &SourceTiles) {
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
 #[inline(always)]
-pub unsafe fn gradient_products<V: Vector, const P: usize, const VECTORS: usize>(products: &GradientProducts) {
+pub(super) unsafe fn gradient_products<V: Vector, const P: usize, const VECTORS: usize>(products: &GradientProducts) {
     // SAFETY: the function's own conditions.
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; P];
@@ -471,7 +471,7 @@ pub unsafe fn gradient_products<V: Vector, const P: usize, const VECTORS: usize>
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
 #[inline(always)]
-pub unsafe fn weights<V: Vector>(tiles: &WeightTiles) -> bool {
+pub(super) unsafe fn weights<V: Vector>(tiles: &WeightTiles) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
         match tiles.taps {
@@ -517,7 +517,7 @@ unsafe fn weights_of<V: Vector, const TAPS: usize>(tiles: &WeightTiles) -> bool 
 /// # Safety
 /// The features of `V` are on.
 #[inline(always)]
-pub unsafe fn is_zero<V: Vector>(vector: V) -> bool {
+pub(super) unsafe fn is_zero<V: Vector>(vector: V) -> bool {
     let mut numbers = [0.0f32; 16];
     // SAFETY: no vector is longer than that.
     unsafe { vector.store(numbers.as_mut_ptr()) };

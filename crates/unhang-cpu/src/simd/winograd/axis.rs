@@ -31,7 +31,7 @@ const MOST_TERMS_OF_SEVEN_TAPS: usize = 1024;
 
 /// How many products the definition has for each one here, if an ordinary problem can be computed so, within the
 /// bound on its workspace and with small errors.
-pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
+pub(crate) fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     let axis = axis_of(problem)?;
     let gather = Gather::new(problem);
     let shape = Shape::new(&gather, axis, Kernels::of(isa));
@@ -63,7 +63,7 @@ struct AxisWork<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather has a stride, groups, or another number of taps.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(crate) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([source.len(), weight.len(), result.len()], lengths, "the operands' lengths");

@@ -11,7 +11,7 @@ use super::super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
 /// Filters to be transformed.
-pub struct FiltersOfAxis<'a> {
+pub(super) struct FiltersOfAxis<'a> {
     /// What they are used for.
     pub gather: &'a Gather,
     /// By which kernels.
@@ -48,13 +48,13 @@ impl FiltersOfAxis<'_> {
     }
 
     /// Numbers of some transformed filters.
-    pub fn numbers(&self, count: usize) -> usize {
+    pub(super) fn numbers(&self, count: usize) -> usize {
         self.elements() * self.of_element() * count
     }
 
     /// All filters as `[part][element][tap of the wide axis][source channel][filter]`, kept from call to call where that
     /// pays, and whether all are finite. A number behind them says so.
-    pub fn all(&self, threads: usize) -> (Arc<Workspace>, bool) {
+    pub(super) fn all(&self, threads: usize) -> (Arc<Workspace>, bool) {
         let length = self.numbers(self.gather.result_channels) + 1;
         let pack = |to: &mut [f32]| {
             let (filters, flag) = to.split_at_mut(length - 1);
@@ -99,7 +99,7 @@ impl FiltersOfAxis<'_> {
     ///
     /// # Panics
     /// When there is not just as much room as they need.
-    pub fn part(&self, first: usize, count: usize, to: &mut [f32]) -> bool {
+    pub(super) fn part(&self, first: usize, count: usize, to: &mut [f32]) -> bool {
         let [by_result, by_source, by_row, by_column] = self.gather.weight;
         let [tall, wide] = self.axes();
         let (by_tall, by_wide) = if self.axis == 0 { (by_row, by_column) } else { (by_column, by_row) };

@@ -46,7 +46,7 @@ fn forward(problem: &Problem) -> Option<(Gather, usize)> {
 
 /// How many products the definition has for each one here, if an ordinary weight gradient can be computed so, within the
 /// bound on its workspace and with small errors.
-pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
+pub(crate) fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     let (gather, axis) = forward(problem)?;
     let plan = Plan::new(&gather, axis, Kernels::of(isa));
     let long_enough = plan.tiles * plan.shape.columns >= LEAST_PIXELS || plan.tiles == plan.shape.all_tiles;
@@ -142,7 +142,7 @@ struct GradientWork<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem has a stride, groups, or another number of taps.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(crate) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");

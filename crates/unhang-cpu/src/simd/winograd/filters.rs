@@ -12,7 +12,7 @@ use super::plan::Shape;
 ///
 /// # Panics
 /// When a slice is not as long as the shape says.
-pub fn transform(
+pub(super) fn transform(
     shape: &Shape,
     gather: &Gather,
     kernels: &Kernels,

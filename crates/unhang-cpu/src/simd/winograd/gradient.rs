@@ -27,7 +27,7 @@ fn forward(problem: &Problem) -> Option<Problem> {
 
 /// The shape of an ordinary weight gradient, if it is one that Winograd can compute within the bound on its
 /// workspace.
-pub fn fitting(problem: &Problem, lanes: usize) -> Option<Shape> {
+pub(crate) fn fitting(problem: &Problem, lanes: usize) -> Option<Shape> {
     let forward = forward(problem)?;
     shape(&forward, &Gather::new(&forward), lanes).filter(|shape| shape.gradient_plan().is_some())
 }
@@ -60,7 +60,7 @@ struct Part {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem is not one that Winograd can compute.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(crate) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");

@@ -4,7 +4,7 @@ use super::super::kernels::{Kernels, Run, Tile};
 use super::super::planes::tiles;
 
 /// Lines of some channels, and filters that they are multiplied with.
-pub struct LineProducts<'a> {
+pub(super) struct LineProducts<'a> {
     /// By which kernels.
     pub kernels: &'static Kernels,
     /// Vectors of a tile of the micro-kernel at most.
@@ -35,7 +35,7 @@ impl LineProducts<'_> {
     /// # Safety
     /// There are filters for each run. Lines are good for reading, at each run's place, and sums for writing: as many numbers
     /// as a line has, rounded up to whole vectors.
-    pub unsafe fn sum(&self) {
+    pub(super) unsafe fn sum(&self) {
         let lanes = self.kernels.lanes;
         for (begin, vectors) in tiles(self.line, self.vectors, lanes) {
             // SAFETY: a tile's vectors end with the line, rounded up to whole vectors. The zeros that sums begin with are as

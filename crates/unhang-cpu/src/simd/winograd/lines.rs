@@ -15,12 +15,12 @@ use super::super::workspace::{Workspace, memory_for};
 use super::plan::odd_lines;
 
 /// Numbers of the transformed source that a unit of work aims at: half of a second-level cache.
-pub const UNIT_NUMBERS: usize = 256 * 1024;
+pub(super) const UNIT_NUMBERS: usize = 256 * 1024;
 /// Numbers of a line at least: with fewer too much of the last vectors is in vain.
 const LEAST_LINE: usize = 48;
 
 /// The axis that is transformed, if an ordinary problem has one: rows, or columns where there is but one row of taps.
-pub fn axis_of(problem: &Problem) -> Option<usize> {
+pub(super) fn axis_of(problem: &Problem) -> Option<usize> {
     let axis = usize::from(problem.kernel()[0] == 1);
     let possible = problem.layout() == Layout::Nchw && problem.stride() == [1, 1] && problem.groups() == 1;
     (possible && problem.dilation()[axis] == 1 && pairs_for(problem.kernel()[axis]).is_some()).then_some(axis)
@@ -28,7 +28,7 @@ pub fn axis_of(problem: &Problem) -> Option<usize> {
 
 /// Sizes.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub(super) struct Shape {
     /// The axis that is transformed, called tall; the other one is called wide.
     pub axis: usize,
     /// Pairs of points.
@@ -65,7 +65,7 @@ pub struct Shape {
 
 impl Shape {
     /// Of a gather without stride and groups that has taps along this axis for which there are kernels.
-    pub fn new(gather: &Gather, axis: usize, kernels: &Kernels) -> Shape {
+    pub(super) fn new(gather: &Gather, axis: usize, kernels: &Kernels) -> Shape {
         let [tall, wide] = [&gather.axes[axis], &gather.axes[1 - axis]];
         let (sources, results) = (gather.source_channels, gather.result_channels);
         let taps = tall.phases[0].len();
@@ -97,27 +97,27 @@ impl Shape {
     }
 
     /// Numbers of a line of this many tiles.
-    pub fn line(&self, tiles: usize) -> usize {
+    pub(super) fn line(&self, tiles: usize) -> usize {
         (tiles - 1) * self.pitch + self.columns
     }
 
     /// From one channel of the transformed source to the next: vectors are whole, and taps lie beyond the line.
-    pub fn source_step(&self, tiles: usize) -> usize {
+    pub(super) fn source_step(&self, tiles: usize) -> usize {
         odd_lines(self.line(tiles).next_multiple_of(self.lanes) + self.span - 1)
     }
 
     /// From one filter's sums to the next.
-    pub fn sums_step(&self, tiles: usize) -> usize {
+    pub(super) fn sums_step(&self, tiles: usize) -> usize {
         odd_lines(self.line(tiles).next_multiple_of(self.lanes))
     }
 
     /// Filters of a part, and the parts.
-    pub fn parts(&self) -> impl Iterator<Item = (usize, usize)> + Clone {
+    pub(super) fn parts(&self) -> impl Iterator<Item = (usize, usize)> + Clone {
         even_parts(self.results, self.scalars)
     }
 
     /// Numbers of all transformed filters.
-    pub fn filters(&self) -> usize {
+    pub(super) fn filters(&self) -> usize {
         self.points * self.wide_taps * self.sources * self.results
     }
 
@@ -135,7 +135,7 @@ impl Shape {
     }
 
     /// Tiles of a unit, so that the workspace is within its bound; none if a line would be too short.
-    pub fn unit_tiles(&self, threads: usize) -> Option<usize> {
+    pub(super) fn unit_tiles(&self, threads: usize) -> Option<usize> {
         let aim = UNIT_NUMBERS / (self.points * self.sources * self.pitch);
         let mut tiles = aim.clamp(1, self.all_tiles.div_ceil(threads));
         while tiles > 1 && self.workspace(threads, tiles) > self.memory {
@@ -147,7 +147,7 @@ impl Shape {
 }
 
 /// Neighbouring tiles of one image in a unit.
-pub struct Segment {
+pub(super) struct Segment {
     /// The image.
     pub image: usize,
     /// The first tile.
@@ -159,7 +159,7 @@ pub struct Segment {
 }
 
 /// The source of a computation under way.
-pub struct Lines<'a> {
+pub(super) struct Lines<'a> {
     shape: Shape,
     gather: &'a Gather,
     kernels: &'static Kernels,
@@ -174,7 +174,7 @@ pub struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     /// Of a source, in units of this many tiles.
-    pub fn new(
+    pub(super) fn new(
         shape: &Shape,
         gather: &'a Gather,
         kernels: &'static Kernels,
@@ -190,7 +190,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The tiles of a unit, image by image.
-    pub fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = Segment> {
+    pub(super) fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = Segment> {
         let of_image = self.shape.tiles;
         let mut next = tiles.start;
         std::iter::from_fn(move || {
@@ -208,7 +208,7 @@ impl<'a> Lines<'a> {
     ///
     /// # Safety
     /// `to` is good for a unit's line, and so is every `sources × source_step` numbers behind it, once for each point.
-    pub unsafe fn transform(&self, segment: &Segment, channel: usize, to: *mut f32, turned: &mut [f32]) {
+    pub(super) unsafe fn transform(&self, segment: &Segment, channel: usize, to: *mut f32, turned: &mut [f32]) {
         let Shape { sources, points, pairs, pitch, axis, .. } = self.shape;
         let [tall, wide] = [&self.gather.axes[axis], &self.gather.axes[1 - axis]];
         let [by_image, by_channel, by_row, _] = self.gather.source;

@@ -14,22 +14,22 @@
 //! Of a dilated filter every phase of the image ([`phases`]) is computed as a separate image, or all phases of an axis as one
 //! image, with zeros between them.
 
-pub mod axis;
+pub(crate) mod axis;
 mod axis_filters;
-pub mod axis_gradient;
+pub(crate) mod axis_gradient;
 mod filters;
-pub mod gradient;
+pub(crate) mod gradient;
 mod line_products;
 mod lines;
 mod parities;
 mod phases;
 mod plan;
-pub mod strided_axis;
+pub(crate) mod strided_axis;
 mod strided_lines;
 #[cfg(test)]
-pub mod strided_tests;
+pub(crate) mod strided_tests;
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 mod tiles;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -53,7 +53,7 @@ use tiles::{Images, Room};
 
 /// What is known of an ordinary problem that Winograd can compute within the bound on its workspace.
 #[derive(Debug, Clone, Copy)]
-pub struct Outlook {
+pub(crate) struct Outlook {
     /// Tiles of all images.
     pub tiles: usize,
     /// How many products the definition has for each one here.
@@ -61,7 +61,7 @@ pub struct Outlook {
 }
 
 /// The outlook of an ordinary problem, if it has one.
-pub fn outlook(problem: &Problem, lanes: usize) -> Option<Outlook> {
+pub(crate) fn outlook(problem: &Problem, lanes: usize) -> Option<Outlook> {
     let shape = match problem.direction() {
         Direction::BackwardWeights => gradient::fitting(problem, lanes)?,
         _ => shape(problem, &Gather::new(problem), lanes).filter(|shape| shape.fits() && shape.is_exact_enough())?,
@@ -131,7 +131,7 @@ struct WinogradWork<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem is not one that Winograd can compute.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(crate) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([source.len(), weight.len(), result.len()], lengths, "the operands' lengths");

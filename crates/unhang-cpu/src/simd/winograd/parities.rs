@@ -15,7 +15,7 @@ const ORDER: [[usize; 2]; 4] = [[0, 1], [0, 0], [1, 0], [1, 1]];
 
 /// Which taps each parity has. Without a stride there is but one.
 #[derive(Debug, Clone, Copy)]
-pub struct Parities {
+pub(crate) struct Parities {
     /// Places of taps on an axis.
     pub taps: usize,
     /// Parities of both axes together.
@@ -27,7 +27,7 @@ pub struct Parities {
 impl Parities {
     /// Of a gather without stride and three taps an axis, or with a stride of two on both axes. None if there are more
     /// places than kernels have, or if an image of one row or column has no result of the second parity.
-    pub fn new(gather: &Gather) -> Option<Parities> {
+    pub(crate) fn new(gather: &Gather) -> Option<Parities> {
         let steps = gather.axes.each_ref().map(|axis| axis.in_step * axis.out_step);
         // How far neighbouring places of an axis lie apart.
         let apart = |axis: &Axis| if steps == [1, 1] { phases::dilation(axis) } else { axis.in_step };
@@ -55,24 +55,24 @@ impl Parities {
     }
 
     /// Results of a tile on an axis.
-    pub fn tile(&self) -> usize {
+    pub(crate) fn tile(&self) -> usize {
         PATCH + 1 - self.taps
     }
 
     /// The parities of row and column by number.
-    pub fn of(&self, number: usize) -> [usize; 2] {
+    pub(crate) fn of(&self, number: usize) -> [usize; 2] {
         if self.count == 1 { [0, 0] } else { ORDER[number] }
     }
 
     /// Row and column of the tap in the filter at each place of a parity, row by row.
-    pub fn places(&self, number: usize) -> impl Iterator<Item = Option<[usize; 2]>> {
+    pub(crate) fn places(&self, number: usize) -> impl Iterator<Item = Option<[usize; 2]>> {
         let [row, column] = self.of(number);
         let (rows, columns, taps) = (self.indices[0][row], self.indices[1][column], self.taps);
         (0..taps * taps).map(move |place| Some([rows[place / taps]?, columns[place % taps]?]))
     }
 
     /// Whether a parity has products of an element.
-    pub fn has(&self, number: usize, element: usize) -> bool {
+    pub(crate) fn has(&self, number: usize, element: usize) -> bool {
         let has = |axis: usize, parity: usize, point: usize| {
             let indices = &self.indices[axis][parity];
             (point > 0 || indices[0].is_some()) && (point < PATCH - 1 || indices[self.taps - 1].is_some())

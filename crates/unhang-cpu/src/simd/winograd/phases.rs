@@ -26,7 +26,7 @@ struct Phase {
 const TAPS: usize = 3;
 
 /// How far three taps lie apart; strided ones are neighbours.
-pub fn dilation(axis: &Axis) -> usize {
+pub(super) fn dilation(axis: &Axis) -> usize {
     if axis.in_step * axis.out_step == 1 { (axis.span / 2).max(1) } else { 1 }
 }
 
@@ -77,7 +77,7 @@ fn places(axis: &Axis) -> impl Iterator<Item = (usize, Phase)> + '_ {
 
 /// What an axis is cut into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
+pub(super) struct Extent {
     /// Chains: as many as there are phases, or one of them all.
     pub chains: usize,
     /// Tiles of a chain.
@@ -85,7 +85,7 @@ pub struct Extent {
 }
 
 /// What an axis is cut into in tiles of this many results: whatever has the fewer tiles.
-pub fn extent(axis: &Axis, tile: usize) -> Extent {
+pub(super) fn extent(axis: &Axis, tile: usize) -> Extent {
     if dilation(axis) == 1 {
         return Extent { chains: 1, tiles: axis.steps.div_ceil(tile) };
     }
@@ -99,7 +99,7 @@ pub fn extent(axis: &Axis, tile: usize) -> Extent {
 
 /// Positions of an axis in the order in which tiles take them; none where there are zeros, or results that nobody wants.
 #[derive(Debug, Clone)]
-pub struct Chain {
+pub(super) struct Chain {
     /// Of the source, from the first that the first tile reads.
     pub source: Vec<Option<usize>>,
     /// Of the result.
@@ -133,7 +133,7 @@ impl Chain {
 }
 
 /// The first of `count` positions from a place on, if all of them are there and the same distance apart.
-pub fn run(positions: &[Option<usize>], place: usize, count: usize, distance: usize) -> Option<usize> {
+pub(super) fn run(positions: &[Option<usize>], place: usize, count: usize, distance: usize) -> Option<usize> {
     let positions = positions.get(place..place + count)?;
     let (first, last) = (positions.first().copied()??, positions.last().copied()??);
     let touch = positions.iter().all(Option::is_some) && last == first + (count - 1) * distance;
@@ -142,13 +142,13 @@ pub fn run(positions: &[Option<usize>], place: usize, count: usize, distance: us
 
 /// The chains of both axes of a gather.
 #[derive(Debug, Clone)]
-pub struct Phases {
+pub(super) struct Phases {
     axes: [Vec<Chain>; 2],
 }
 
 impl Phases {
     /// Of a gather, in tiles of this many results.
-    pub fn new(gather: &Gather, tile: usize) -> Phases {
+    pub(super) fn new(gather: &Gather, tile: usize) -> Phases {
         let chains = |axis: &Axis| match (dilation(axis), extent(axis, tile).chains) {
             (1, _) => vec![Chain::dense(axis)],
             (dilation, 1) => vec![Chain::of(dilation, places(axis))],
@@ -158,7 +158,7 @@ impl Phases {
     }
 
     /// The image that a chain is of, and the chains of both axes: they are numbered through images, rows and columns.
-    pub fn of(&self, number: usize) -> (usize, [&Chain; 2]) {
+    pub(super) fn of(&self, number: usize) -> (usize, [&Chain; 2]) {
         let [rows, columns] = &self.axes;
         let (row, column) = (number / columns.len(), number % columns.len());
         (row / rows.len(), [&rows[row % rows.len()], &columns[column]])

@@ -11,11 +11,11 @@ use super::parities::Parities;
 use super::phases;
 
 /// Pixels of a line at most: those of a segment with what its tiles overlap.
-pub const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 /// Lines that are brought together at a time: channels of a vector.
-pub const LINES: usize = 16;
+pub(super) const LINES: usize = 16;
 /// The vectors of a tile of sums.
-pub const VECTORS: usize = 2;
+pub(super) const VECTORS: usize = 2;
 
 /// Taps of a strided filter on an axis.
 const STRIDED_TAPS: std::ops::RangeInclusive<usize> = 3..=8;
@@ -61,7 +61,7 @@ const MOST_TERMS_OF_TWO_TAPS: usize = 2048;
 
 /// Sizes, in tiles and vectors.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Images; each chain of a dilated one's phases counts.
     pub batch: usize,
     /// How far taps lie apart in rows and columns.
@@ -100,7 +100,7 @@ pub struct Shape {
 
 /// What is transformed once and kept for the whole computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// The filters: work is shared out by blocks of tiles.
     Filters,
     /// The tiles: work is shared out by vectors of result channels.
@@ -109,7 +109,7 @@ pub enum Kept {
 
 /// How the work is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub(crate) struct Cut {
     /// What is transformed once.
     pub kept: Kept,
     /// Tiles of a block.
@@ -122,7 +122,7 @@ pub struct Cut {
 
 /// Tiles beside each other.
 #[derive(Debug, Clone, Copy)]
-pub struct Segment {
+pub(crate) struct Segment {
     /// The image.
     pub image: usize,
     /// The row of tiles.
@@ -136,13 +136,13 @@ pub struct Segment {
 }
 
 /// Steps of this many numbers that do not fall into the same sets of a cache: an odd number of cache lines.
-pub fn odd_lines(numbers: usize) -> usize {
+pub(super) fn odd_lines(numbers: usize) -> usize {
     numbers.div_ceil(16) / 2 * 32 + 16
 }
 
 /// The shape of a forward or backward-data problem, if it is one of three by three taps without stride or of a square filter
 /// with a stride of two and without dilation, without groups.
-pub fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
+pub(super) fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
     let [rows, columns] = problem.kernel();
     let strided = problem.stride() == [2, 2] && problem.dilation() == [1, 1] && STRIDED_TAPS.contains(&rows);
     let dense = problem.stride() == [1, 1] && rows == 3;
@@ -152,7 +152,7 @@ pub fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> 
 
 impl Shape {
     /// From a gather that has parities.
-    pub fn new(gather: &Gather, parities: Parities, lanes: usize) -> Shape {
+    pub(crate) fn new(gather: &Gather, parities: Parities, lanes: usize) -> Shape {
         let [rows, columns] = &gather.axes;
         let (sources, results) = (gather.source_channels, gather.result_channels);
         let pixels = sources * rows.source * columns.source + results * rows.result * columns.result;
@@ -182,7 +182,7 @@ impl Shape {
     }
 
     /// How many products the definition has for each one here, those of tiles that are not full counted.
-    pub fn gain(&self) -> f64 {
+    pub(crate) fn gain(&self) -> f64 {
         let products = |element: usize| {
             let of_results = (0..self.result_parities()).filter(|&parity| self.result_has(parity, element)).count();
             self.channels_of(&self.blocks_of(element)) * of_results
@@ -192,32 +192,32 @@ impl Shape {
     }
 
     /// Tiles of all images.
-    pub fn all_tiles(&self) -> usize {
+    pub(crate) fn all_tiles(&self) -> usize {
         self.batch * self.tiles[0] * self.tiles[1]
     }
 
     /// Parities of the source that have separate vectors.
-    pub fn source_parities(&self) -> usize {
+    pub(crate) fn source_parities(&self) -> usize {
         if self.together { 1 } else { self.in_step * self.in_step }
     }
 
     /// Vectors of source channels of one parity, or of all that lie together.
-    pub fn blocks_of_parity(&self) -> usize {
+    pub(crate) fn blocks_of_parity(&self) -> usize {
         self.blocks / self.source_parities()
     }
 
     /// From the first source channel of one parity to the first of the next.
-    pub fn parity_channels(&self) -> usize {
+    pub(crate) fn parity_channels(&self) -> usize {
         if self.together { self.sources } else { self.blocks_of_parity() * self.lanes }
     }
 
     /// Parities of the result.
-    pub fn result_parities(&self) -> usize {
+    pub(crate) fn result_parities(&self) -> usize {
         self.out_step * self.out_step
     }
 
     /// Vectors of source channels that have products of an element, which are neighbours.
-    pub fn blocks_of(&self, element: usize) -> Range<usize> {
+    pub(crate) fn blocks_of(&self, element: usize) -> Range<usize> {
         let of_parity = self.blocks_of_parity();
         let has = |parity: &usize| self.source_parities() == 1 || self.parities.has(*parity, element);
         let parities = 0..self.source_parities();
@@ -227,86 +227,86 @@ impl Shape {
     }
 
     /// Whether a parity of the result has products of an element.
-    pub fn result_has(&self, parity: usize, element: usize) -> bool {
+    pub(crate) fn result_has(&self, parity: usize, element: usize) -> bool {
         self.out_step == 1 || self.parities.has(parity, element)
     }
 
     /// Source channels of some vectors: the last one need not be full.
-    pub fn channels_of(&self, blocks: &Range<usize>) -> usize {
+    pub(crate) fn channels_of(&self, blocks: &Range<usize>) -> usize {
         let of_last = if self.together { self.in_step * self.in_step * self.sources } else { self.sources };
         blocks.len() * self.lanes - (self.blocks_of_parity() * self.lanes - of_last)
     }
 
     /// Numbers of one transformed vector of filters, of one parity of the result.
-    pub fn panel(&self) -> usize {
+    pub(crate) fn panel(&self) -> usize {
         ELEMENTS * self.filter_step()
     }
 
     /// Numbers of one transformed vector of filters, of all parities of the result.
-    pub fn panels(&self) -> usize {
+    pub(crate) fn panels(&self) -> usize {
         self.result_parities() * self.panel()
     }
 
     /// From the transformed filters of one parity, of the source or of the result, to the next's.
-    pub fn parity_step(&self) -> usize {
+    pub(crate) fn parity_step(&self) -> usize {
         if self.out_step == 1 { self.parity_channels() * self.lanes } else { self.panel() }
     }
 
     /// From one element of a transformed vector of filters to the next.
-    pub fn filter_step(&self) -> usize {
+    pub(crate) fn filter_step(&self) -> usize {
         odd_lines(self.blocks * self.lanes * self.lanes)
     }
 
     /// Tiles of a group, in blocks of this many: those that the micro-kernel takes at a time lie together.
-    pub fn group(&self, tiles: usize) -> usize {
+    pub(crate) fn group(&self, tiles: usize) -> usize {
         // As many as the registers hold with two vectors.
         let most = if self.lanes == 16 { 14 } else { 6 };
         tiles.div_ceil(tiles.div_ceil(most))
     }
 
     /// From one element of transformed tiles to the next, in blocks of this many tiles.
-    pub fn source_step(&self, tiles: usize) -> usize {
+    pub(crate) fn source_step(&self, tiles: usize) -> usize {
         odd_lines(self.blocks * tiles.next_multiple_of(self.group(tiles)) * self.lanes)
     }
 
     /// From one element of sums to the next, in blocks of this many tiles.
-    pub fn sums_step(&self, tiles: usize) -> usize {
+    pub(crate) fn sums_step(&self, tiles: usize) -> usize {
         odd_lines(tiles * self.lanes)
     }
 
     /// Sums of a vector of result channels in blocks of this many tiles, of all parities of the result.
-    pub fn sums_of_vector(&self, tiles: usize) -> usize {
+    pub(crate) fn sums_of_vector(&self, tiles: usize) -> usize {
         self.result_parities() * ELEMENTS * self.sums_step(tiles)
     }
 
     /// From one packed row or column of a parity to the next.
-    pub fn packed_step(&self) -> usize {
+    pub(crate) fn packed_step(&self) -> usize {
         if self.together { 1 } else { self.in_step }
     }
 
     /// Vectors of source channels that are packed at a time.
-    pub fn packed_blocks(&self) -> usize {
+    pub(crate) fn packed_blocks(&self) -> usize {
         self.blocks_of_parity().min(CHANNELS / self.packed_step() / self.lanes)
     }
 
     /// Neighbouring tiles at most.
-    pub fn segment(&self) -> usize {
+    pub(crate) fn segment(&self) -> usize {
         self.tiles[1].min(SEGMENT).min((LINE / self.packed_step() + self.tile - PATCH) / self.tile)
     }
 
     /// Numbers of packed pixels.
-    pub fn packed(&self) -> usize {
+    pub(crate) fn packed(&self) -> usize {
         let pixels = self.tile * self.segment() + PATCH - self.tile;
         PATCH * pixels * self.source_parities() * self.packed_blocks() * self.lanes
     }
 
     /// Whether results are brought to their places from a separate room: to planes, or with a dilation.
-    pub fn goes_through_room(&self) -> bool {
+    pub(crate) fn goes_through_room(&self) -> bool {
         self.planes || self.dilation != [1, 1]
     }
 
     /// Numbers of results that are still to be brought to their places.
-    pub fn results_room(&self) -> usize {
+    pub(crate) fn results_room(&self) -> usize {
         if self.goes_through_room() {
             self.tile * self.tile * self.segment() * self.result_parities() * self.lanes
         } else {
@@ -315,7 +315,7 @@ impl Shape {
     }
 
     /// Numbers of filters that are brought together before they are transformed.
-    pub fn filters_room(&self) -> usize {
+    pub(crate) fn filters_room(&self) -> usize {
         self.parities.count * self.parities.taps.pow(2) * self.packed_blocks() * self.lanes * self.lanes
     }
 
@@ -351,7 +351,7 @@ impl Shape {
     }
 
     /// The best plan whose workspace is within its bound; the one with the least if all are larger.
-    pub fn plan(&self, threads: usize) -> Cut {
+    pub(crate) fn plan(&self, threads: usize) -> Cut {
         let all = self.all_tiles();
         // Blocks are even, and whole tiles of the micro-kernel as far as that goes.
         let even = |most: usize| even_parts(all, most).map(|(_, tiles)| tiles).max().unwrap_or(1);
@@ -386,28 +386,28 @@ impl Shape {
     }
 
     /// Whether the workspace of one thread is within its bound.
-    pub fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         self.workspace(&self.plan(1), 1) <= self.memory
     }
 
     /// Whether errors stay far below what is allowed.
-    pub fn is_exact_enough(&self) -> bool {
+    pub(crate) fn is_exact_enough(&self) -> bool {
         self.parities.taps > 2 || self.channels_of(&(0..self.blocks)) <= MOST_TERMS_OF_TWO_TAPS
     }
 
     /// From one element of the gradient's tiles to the next, in blocks of this many tiles and vectors.
-    pub fn gradient_step(&self, tiles: usize, vectors: usize) -> usize {
+    pub(crate) fn gradient_step(&self, tiles: usize, vectors: usize) -> usize {
         odd_lines(vectors * tiles * self.lanes)
     }
 
     /// From one element of a weight gradient's sums to the next, for this many vectors of source and result channels.
-    pub fn weight_step(&self, sources: usize, vectors: usize) -> usize {
+    pub(crate) fn weight_step(&self, sources: usize, vectors: usize) -> usize {
         odd_lines(sources * self.lanes * vectors * self.lanes)
     }
 
     /// Vectors of source and of result channels whose sums are transformed at a time, with this many blocks of tiles and as many
     /// vectors of result channels in a unit.
-    pub fn weight_part(&self, blocks: usize, vectors: usize) -> [usize; 2] {
+    pub(crate) fn weight_part(&self, blocks: usize, vectors: usize) -> [usize; 2] {
         if blocks == 1 && self.parities.count == 1 { [1, vectors.min(2)] } else { [self.blocks, vectors] }
     }
 
@@ -420,7 +420,7 @@ impl Shape {
     }
 
     /// Numbers of a weight gradient that are still to be brought to their filters, with this many vectors of source channels.
-    pub fn weights_room(&self, sources: usize) -> usize {
+    pub(crate) fn weights_room(&self, sources: usize) -> usize {
         self.filter_taps * (sources * self.lanes).min(self.sources) * self.lanes
     }
 
@@ -441,18 +441,18 @@ impl Shape {
     }
 
     /// The best plan of a weight gradient whose workspace is within its bound.
-    pub fn gradient_plan(&self) -> Option<(usize, usize)> {
+    pub(crate) fn gradient_plan(&self) -> Option<(usize, usize)> {
         self.gradient_plans().find(|&(tiles, vectors)| self.gradient_workspace(tiles, vectors) <= self.memory)
     }
 
     /// The plan of a weight gradient with the least workspace.
-    pub fn smallest_gradient_plan(&self) -> (usize, usize) {
+    pub(crate) fn smallest_gradient_plan(&self) -> (usize, usize) {
         let smallest = self.gradient_plans().min_by_key(|&(tiles, vectors)| self.gradient_workspace(tiles, vectors));
         smallest.expect("there are plans")
     }
 
     /// The segments of some tiles, which are numbered through images, rows and columns.
-    pub fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = Segment> {
+    pub(crate) fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = Segment> {
         let [rows, columns] = self.tiles;
         let most = self.segment();
         let mut next = tiles.start;

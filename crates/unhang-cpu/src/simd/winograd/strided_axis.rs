@@ -32,7 +32,7 @@ const MOST_TERMS: usize = 4096;
 
 /// How many products the definition has for each one here, if an ordinary problem can be computed so, within the
 /// bound on its workspace and with small errors.
-pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
+pub(crate) fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     if !(is_possible(problem) && problem.direction() == Direction::Forward) {
         return None;
     }
@@ -86,7 +86,7 @@ struct StridedWork<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem is not one that can be computed so.
-pub fn compute(problem: &Problem, work: Work<'_>) {
+pub(crate) fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([source.len(), weight.len(), result.len()], lengths, "the operands' lengths");

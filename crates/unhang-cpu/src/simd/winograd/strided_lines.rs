@@ -19,10 +19,10 @@ use super::plan::odd_lines;
 /// Pairs of points that there are kernels for.
 const PAIRS: [usize; 2] = [2, 3];
 /// Taps of a filter along the rows.
-pub const TAPS: usize = 3;
+pub(super) const TAPS: usize = 3;
 
 /// Whether an ordinary problem can be computed so, or its forward computation.
-pub fn is_possible(problem: &Problem) -> bool {
+pub(super) fn is_possible(problem: &Problem) -> bool {
     let [rows, columns] = problem.stride();
     let plain = problem.layout() == Layout::Nchw && problem.groups() == 1 && problem.dilation()[0] == 1;
     let forward = problem.direction() != Direction::BackwardData;
@@ -31,7 +31,7 @@ pub fn is_possible(problem: &Problem) -> bool {
 
 /// Sizes.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub(super) struct Shape {
     /// Pairs of points.
     pub pairs: usize,
     /// All points.
@@ -68,7 +68,7 @@ pub struct Shape {
 
 impl Shape {
     /// Of the gather of a problem that can be computed so.
-    pub fn new(gather: &Gather, kernels: &Kernels) -> Shape {
+    pub(super) fn new(gather: &Gather, kernels: &Kernels) -> Shape {
         let [tall, wide] = &gather.axes;
         let (sources, results, rows) = (gather.source_channels, gather.result_channels, tall.result);
         let tiles = |pairs: usize| rows.div_ceil(axis_tile(pairs, 2));
@@ -103,12 +103,12 @@ impl Shape {
     }
 
     /// Rows of results of some tiles.
-    pub fn rows_of(&self, tiles: &Range<usize>) -> usize {
+    pub(super) fn rows_of(&self, tiles: &Range<usize>) -> usize {
         self.rows_before(tiles.end) - self.rows_before(tiles.start)
     }
 
     /// Numbers of a line of this many rows.
-    pub fn line(&self, rows: usize) -> usize {
+    pub(super) fn line(&self, rows: usize) -> usize {
         (rows - 1) * self.pitch + self.columns
     }
 
@@ -118,38 +118,38 @@ impl Shape {
     }
 
     /// From one channel's lines of this many rows to the next's: vectors are whole, and taps lie beyond the line.
-    pub fn source_step(&self, rows: usize) -> usize {
+    pub(super) fn source_step(&self, rows: usize) -> usize {
         let last = self.line(rows).next_multiple_of(self.lanes) + self.pitch - self.columns;
         odd_lines((self.remainders - 1) * self.remainder_step(rows) + last)
     }
 
     /// Numbers of the lines of all channels, of the points and plain ones, for this many tiles.
-    pub fn source(&self, tiles: usize) -> [usize; 2] {
+    pub(super) fn source(&self, tiles: usize) -> [usize; 2] {
         [self.points * self.sources * self.source_step(tiles), self.sources * self.source_step(tiles * self.tile)]
     }
 
     /// From one filter's sums of this many rows to the next's.
-    pub fn sums_step(&self, rows: usize) -> usize {
+    pub(super) fn sums_step(&self, rows: usize) -> usize {
         odd_lines(self.line(rows).next_multiple_of(self.lanes))
     }
 
     /// Numbers of one remainder of the rows that are dealt out before they are transformed, for this many tiles.
-    pub fn room(&self, tiles: usize) -> usize {
+    pub(super) fn room(&self, tiles: usize) -> usize {
         (tiles * self.tile + 1) * self.pitch
     }
 
     /// Filters of a part, and the parts.
-    pub fn parts(&self) -> impl Iterator<Item = (usize, usize)> + Clone {
+    pub(super) fn parts(&self) -> impl Iterator<Item = (usize, usize)> + Clone {
         even_parts(self.results, self.scalars)
     }
 
     /// Filters of a part at most.
-    pub fn most(&self) -> usize {
+    pub(super) fn most(&self) -> usize {
         self.parts().map(|part| part.1).max().unwrap_or(0)
     }
 
     /// Where each tap of a row falls in lines of this many rows.
-    pub fn offsets(&self, gather: &Gather, rows: usize) -> Vec<usize> {
+    pub(super) fn offsets(&self, gather: &Gather, rows: usize) -> Vec<usize> {
         let wide = &gather.axes[1];
         let place = |offset: isize| (offset - wide.low) as usize;
         let offset = |place: usize| place % wide.in_step * self.remainder_step(rows) + place / wide.in_step;
@@ -158,12 +158,12 @@ impl Shape {
 }
 
 /// Runs of taps whose filters are that far apart.
-pub fn runs(offsets: &[usize], filter_step: usize) -> Vec<Run> {
+pub(super) fn runs(offsets: &[usize], filter_step: usize) -> Vec<Run> {
     offsets.iter().enumerate().map(|(tap, &w)| Run { x: tap * filter_step, w }).collect()
 }
 
 /// The source of a computation under way.
-pub struct StridedLines<'a> {
+pub(super) struct StridedLines<'a> {
     pub shape: Shape,
     pub gather: &'a Gather,
     pub kernels: &'static Kernels,
@@ -174,7 +174,7 @@ pub struct StridedLines<'a> {
 
 impl StridedLines<'_> {
     /// The tiles of a unit, image by image, with the place of each one's first row in the unit.
-    pub fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = (Segment, usize)> {
+    pub(super) fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = (Segment, usize)> {
         let shape = self.shape;
         let mut next = tiles.start;
         std::iter::from_fn(move || {
@@ -190,7 +190,7 @@ impl StridedLines<'_> {
     }
 
     /// Rows of results of a segment.
-    pub fn rows_of(&self, segment: &Segment) -> usize {
+    pub(super) fn rows_of(&self, segment: &Segment) -> usize {
         (segment.tiles * self.shape.tile).min(self.shape.rows - segment.first * self.shape.tile)
     }
 
@@ -199,7 +199,7 @@ impl StridedLines<'_> {
     /// # Safety
     /// `to` is good for a channel's lines, and so is every `sources × source_step` numbers behind it, once for each point.
     /// `plain` is good for a channel's plain lines.
-    pub unsafe fn transform(
+    pub(super) unsafe fn transform(
         &self,
         (segment, row): (&Segment, usize),
         channel: usize,
@@ -239,7 +239,7 @@ impl StridedLines<'_> {
     }
 
     /// Asks for what some tiles read of some channels.
-    pub fn fetch(&self, tiles: Range<usize>, channels: Range<usize>) {
+    pub(super) fn fetch(&self, tiles: Range<usize>, channels: Range<usize>) {
         let tall = &self.gather.axes[0];
         let [by_image, by_channel, by_row, _] = self.gather.source;
         for (segment, _) in self.segments(tiles) {

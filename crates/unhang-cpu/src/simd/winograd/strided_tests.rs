@@ -14,7 +14,7 @@ use crate::isa::Isa;
 
 /// Any convolution that can be computed so: odd sizes, several images in a unit, taps of a row that lie apart, rows without a
 /// stride, and padding that is wider than the filter.
-pub fn any_shape() -> impl Strategy<Value = Problem> {
+pub(crate) fn any_shape() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), 60i64..80];
     let sizes = (1i64..5, channels(), channels(), [1i64..40, 1i64..50], [0i64..6, 0i64..6]);
     (sizes, (1i64..6, 1i64..3, 1i64..4)).prop_filter_map("makes no convolution", |(sizes, (taps, stride, apart))| {

@@ -12,7 +12,7 @@ use crate::isa::Isa;
 
 /// Any convolution that Winograd can compute: three by three without stride, images of one pixel and dilated filters among
 /// them, or three by three to eight by eight with a stride of two, few channels among them.
-pub fn any_shape() -> impl Strategy<Value = Problem> {
+pub(crate) fn any_shape() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), Just(48), 60i64..80];
     let sizes = (1i64..3, channels(), channels(), [1i64..19, 1i64..75], [0i64..4, 0i64..4]);
     let dilated = prop_oneof![Just([1i64, 1]), [1i64..4, 1i64..8]].prop_map(|dilation| (3, 1, dilation));
@@ -61,7 +61,7 @@ fn images_without_a_second_parity_are_left_to_others() {
 
 /// Any convolution that can be computed along one axis: odd sizes, several images in a unit, taps of the other axis that
 /// lie apart, and padding that is wider than the filter.
-pub fn any_shape_along_one_axis() -> impl Strategy<Value = Problem> {
+pub(crate) fn any_shape_along_one_axis() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), 60i64..80];
     let taps = || prop::sample::select(vec![3i64, 5, 7]);
     let kernel = prop_oneof![(taps(), 1i64..6), taps().prop_map(|taps| (1, taps))];
@@ -85,12 +85,12 @@ pub fn any_shape_along_one_axis() -> impl Strategy<Value = Problem> {
     })
 }
 
-pub fn problem(key: &str) -> Problem {
+pub(crate) fn problem(key: &str) -> Problem {
     key.parse().expect("a key")
 }
 
 /// Numbers from -1 to 1 that look random, the same every time.
-pub fn numbers(length: usize, seed: u32) -> Vec<f32> {
+pub(crate) fn numbers(length: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -101,12 +101,12 @@ pub fn numbers(length: usize, seed: u32) -> Vec<f32> {
     (0..length).map(|_| next() as f32).collect()
 }
 
-pub fn operands(problem: &Problem) -> [Vec<f32>; 2] {
+pub(crate) fn operands(problem: &Problem) -> [Vec<f32>; 2] {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     [numbers(lengths[0], 1), numbers(lengths[1], 2)]
 }
 
-pub fn available() -> impl Iterator<Item = Isa> {
+pub(crate) fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 
@@ -293,7 +293,7 @@ fn errors_of_weight_gradients_along_one_axis_are_small() {
 }
 
 /// Asserts it of a way to compute a problem with numbers that are not finite in its first operand.
-pub fn assert_not_finite_numbers_belong(problem: &Problem, run: impl Fn(Isa, &[Vec<f32>; 2]) -> Vec<f32>) {
+pub(crate) fn assert_not_finite_numbers_belong(problem: &Problem, run: impl Fn(Isa, &[Vec<f32>; 2]) -> Vec<f32>) {
     let [mut first, second] = operands(problem);
     for (at, number) in [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)] {
         first[at] = number;

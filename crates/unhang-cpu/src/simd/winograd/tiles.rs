@@ -9,7 +9,7 @@ use super::phases::{Chain, Phases, run};
 use super::plan::{LINE, LINES, Segment, Shape};
 
 /// Images that are cut into tiles.
-pub struct Images<'a> {
+pub(super) struct Images<'a> {
     kernels: &'static Kernels,
     shape: &'a Shape,
     numbers: &'a [f32],
@@ -40,7 +40,7 @@ const MOST_ROWS: usize = 2 * PATCH;
 
 /// Where transformed tiles go: `[element][group of tiles][vector of channels][tile][channel]`.
 #[derive(Clone, Copy)]
-pub struct Room {
+pub(super) struct Room {
     /// The first number.
     pub start: Shared,
     /// How many there are.
@@ -55,7 +55,7 @@ pub struct Room {
 
 impl<'a> Images<'a> {
     /// The source, in tiles of six by six of each parity that overlap.
-    pub fn source(
+    pub(super) fn source(
         (shape, phases): (&'a Shape, &'a Phases),
         gather: &Gather,
         kernels: &'static Kernels,
@@ -77,7 +77,7 @@ impl<'a> Images<'a> {
     }
 
     /// The gradient of the result, in tiles that do not.
-    pub fn gradient(
+    pub(super) fn gradient(
         (shape, phases): (&'a Shape, &'a Phases),
         gather: &Gather,
         kernels: &'static Kernels,
@@ -121,7 +121,7 @@ impl<'a> Images<'a> {
     ///
     /// # Panics
     /// When the room is too small.
-    pub unsafe fn transform(&self, segment: &Segment, vectors: Range<usize>, room: Room) {
+    pub(super) unsafe fn transform(&self, segment: &Segment, vectors: Range<usize>, room: Room) {
         let mut packed = Workspace::take(self.shape.packed());
         let lanes = self.shape.lanes;
         let last = self.channels.min(vectors.end * lanes);

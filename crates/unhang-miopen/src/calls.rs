@@ -30,7 +30,7 @@ macro_rules! exported {
             /// As MIOpen's function of this name.
             #[unsafe(no_mangle)]
             #[allow(non_snake_case, clippy::too_many_arguments, reason = "MIOpen's names and arguments")]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> unhang_miopen_api::Status $body
+            pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> unhang_miopen_api::Status $body
         )*
     };
 }

@@ -138,7 +138,7 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
 
 /// For the face in torch's dispatcher: what this thread asks MIOpen from now on was planned already; with 0, no more.
 #[unsafe(no_mangle)]
-pub extern "C" fn unhang_miopen_planned(planned: c_int) {
+pub(crate) extern "C" fn unhang_miopen_planned(planned: c_int) {
     DEPTH.with(|depth| {
         let now = depth.get();
         depth.set(if planned != 0 { now + 1 } else { now.saturating_sub(1) });

@@ -6,28 +6,28 @@ use unhang_emulator::{Dispatch, Machine};
 
 /// The arguments of a kernel as they lie in memory.
 #[derive(Default)]
-pub struct Arguments(pub Vec<u8>);
+pub(crate) struct Arguments(pub Vec<u8>);
 
 impl Arguments {
-    pub fn pointer(mut self, address: u64) -> Arguments {
+    pub(crate) fn pointer(mut self, address: u64) -> Arguments {
         self.0.resize(self.0.len().next_multiple_of(8), 0);
         self.0.extend(address.to_le_bytes());
         self
     }
 
-    pub fn int(mut self, value: i32) -> Arguments {
+    pub(crate) fn int(mut self, value: i32) -> Arguments {
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    pub fn float(mut self, value: f32) -> Arguments {
+    pub(crate) fn float(mut self, value: f32) -> Arguments {
         self.0.extend(value.to_le_bytes());
         self
     }
 }
 
 /// Runs a kernel that has to come to its end.
-pub fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32, arguments: Arguments) {
+pub(crate) fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32, arguments: Arguments) {
     let dispatch =
         Dispatch { kernel, workgroups, workgroup_size: [lanes, 1, 1], arguments: &arguments.0, dynamic_local: 0 };
     let counts = machine.run(&dispatch).unwrap_or_else(|fault| panic!("{fault}"));
@@ -35,7 +35,7 @@ pub fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32
 }
 
 /// Numbers that are neither round nor regular, the same at each run.
-pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
+pub(crate) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     (0..count)
         .map(|_| {

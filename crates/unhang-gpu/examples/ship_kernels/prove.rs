@@ -152,7 +152,7 @@ fn proven(cache: &Path) -> HashSet<String> {
 }
 
 /// Runs every N-th trial that is not in the ledger.
-pub fn prove([share, of]: [usize; 2], folder: &Path, cache: &Path) -> Outcome {
+pub(crate) fn prove([share, of]: [usize; 2], folder: &Path, cache: &Path) -> Outcome {
     let (shipped, program, known) = (Shipped::open(folder)?, program()?, proven(cache));
     let none = Arc::new(NoCompiler(CompileError::Unusable("the package's own bytes are to be run".into())));
     let settings = GpuSettings {
@@ -188,7 +188,7 @@ pub fn prove([share, of]: [usize; 2], folder: &Path, cache: &Path) -> Outcome {
 }
 
 /// Counts what was proven into the list.
-pub fn seal(folder: &Path, cache: &Path) -> Outcome {
+pub(crate) fn seal(folder: &Path, cache: &Path) -> Outcome {
     let (shipped, program, known) = (Shipped::open(folder)?, program()?, proven(cache));
     let trials = trials(&shipped);
     let mut counts: HashMap<String, u32> = HashMap::new();

@@ -1,6 +1,6 @@
 //! A driver for tests: kernels compiled by a host compiler, with threads as coroutines.
 
-pub mod planes;
+pub(crate) mod planes;
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -20,14 +20,14 @@ use unhang_gpu::{DevicePointers, GpuEngine, GpuSettings};
 /// Host compilers that know `_Float16`, in the order in which they are tried.
 const COMPILERS: [&str; 5] = ["clang++-15", "clang++-19", "clang++-16", "clang++-14", "clang++"];
 
-pub struct HostCompiler {
+pub(crate) struct HostCompiler {
     program: &'static str,
     folder: tempfile::TempDir,
 }
 
 impl HostCompiler {
     /// `None` where no host compiler is installed.
-    pub fn find() -> Option<HostCompiler> {
+    pub(crate) fn find() -> Option<HostCompiler> {
         let works = |program: &&str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
         let program = COMPILERS.into_iter().find(works)?;
         Some(HostCompiler { program, folder: tempfile::tempdir().ok()? })
@@ -72,15 +72,15 @@ static COUNTER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A stream that records a graph, as far as this driver is concerned.
-pub const CAPTURING_STREAM: u64 = 7;
+pub(crate) const CAPTURING_STREAM: u64 = 7;
 
-pub struct HostDriver {
+pub(crate) struct HostDriver {
     compiler: Arc<HostCompiler>,
     description: Description,
 }
 
 impl HostDriver {
-    pub fn new(compiler: HostCompiler) -> HostDriver {
+    pub(crate) fn new(compiler: HostCompiler) -> HostDriver {
         let description = Description {
             name: "host".into(),
             reported_architecture: "host".into(),
@@ -155,14 +155,14 @@ impl Driver for HostDriver {
 }
 
 /// The GPU engine on host memory, with one choice, so that the suite can check it like any other engine.
-pub struct HostEngine {
+pub(crate) struct HostEngine {
     pub gpu: GpuEngine,
     pub choice: Mutex<Option<Choice>>,
     pub form: Mutex<Form>,
 }
 
 impl HostEngine {
-    pub fn find() -> Option<HostEngine> {
+    pub(crate) fn find() -> Option<HostEngine> {
         let settings =
             GpuSettings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
         let gpu = GpuEngine::new(Box::new(HostDriver::new(HostCompiler::find()?)), settings);
@@ -198,7 +198,7 @@ impl Aligned {
 }
 
 /// Host memory for the kernels on planes; never given back, since a test is short.
-pub struct HostMemory;
+pub(crate) struct HostMemory;
 
 impl planes::Memory for HostMemory {
     fn put(&self, bytes: &[u8]) -> u64 {

@@ -5,7 +5,7 @@ use unhang_gpu::GpuEngine;
 use unhang_gpu::strided::Move;
 
 /// Memory that kernels read and write.
-pub trait Memory {
+pub(crate) trait Memory {
     /// A copy of these bytes.
     fn put(&self, bytes: &[u8]) -> u64;
     /// That many bytes.
@@ -24,7 +24,7 @@ const VOLUMES: [&str; 7] = [
 ];
 
 /// Gathers and scatters everything that these are folded into, whole and in small parts; the tensors have gaps.
-pub fn check(gpu: &GpuEngine, memory: &dyn Memory) {
+pub(crate) fn check(gpu: &GpuEngine, memory: &dyn Memory) {
     for key in VOLUMES {
         let volume: Volume = key.parse().unwrap();
         let shapes = volume.operand_shapes();

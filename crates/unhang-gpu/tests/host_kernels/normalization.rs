@@ -8,7 +8,7 @@ use crate::numbers::Memory;
 
 /// The host's own memory.
 #[derive(Default)]
-pub struct Host(Vec<Vec<u128>>);
+pub(crate) struct Host(Vec<Vec<u128>>);
 
 impl Memory for Host {
     fn put(&mut self, bytes: &[u8]) -> u64 {

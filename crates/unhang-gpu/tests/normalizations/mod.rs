@@ -11,7 +11,7 @@ use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
 /// A task, and which of its buffers are there.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub(crate) struct Case {
     pub task: Task,
     pub in_chunks: bool,
     pub in_place: bool,
@@ -36,11 +36,11 @@ fn strides(sizes: &Normalization, random: &mut Random) -> Strides {
     }
 }
 
-pub const OPERATIONS: [Operation; 4] =
+pub(crate) const OPERATIONS: [Operation; 4] =
     [Operation::Train, Operation::Apply, Operation::Backward, Operation::BackwardAnew];
 
 impl Case {
-    pub fn random(seed: u64, data_type: DataType, operation: Operation, most_pixels: usize) -> Case {
+    pub(crate) fn random(seed: u64, data_type: DataType, operation: Operation, most_pixels: usize) -> Case {
         let mut random = Random(seed);
         let is_large = random.below(8) == 0;
         let sizes = Normalization {
@@ -91,7 +91,7 @@ impl Case {
     }
 
     /// Whether several workgroups share its units.
-    pub fn is_divided(&self) -> bool {
+    pub(crate) fn is_divided(&self) -> bool {
         Launches::new(&self.task, self.in_chunks, 36).is_some_and(|launches| launches.workspace_bytes() > 0)
     }
 
@@ -107,7 +107,7 @@ impl Case {
     }
 
     /// Computes it with kernels on that memory; what is wrong, in words.
-    pub fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
+    pub(crate) fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
         let (task, sizes) = (&self.task, &self.task.sizes);
         let mut random = Random(self.seed ^ 0x5555);
         let (elements, units) = (sizes.elements(), sizes.units());

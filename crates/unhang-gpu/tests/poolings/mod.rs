@@ -7,11 +7,11 @@ use unhang_gpu::pooling::{Buffers, IndexType, Kind, Launch, Pooling, Task};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
-pub const KINDS: [Kind; 3] = [Kind::Largest, Kind::Mean, Kind::InclusiveMean];
+pub(crate) const KINDS: [Kind; 3] = [Kind::Largest, Kind::Mean, Kind::InclusiveMean];
 
 /// A task, and whether indices of the largest elements are kept.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub(crate) struct Case {
     pub task: Task,
     pub keeps_indices: bool,
     pub seed: u64,
@@ -44,7 +44,7 @@ fn place(sizes: [usize; 5], strides: [usize; 5], mut at: usize) -> usize {
 }
 
 impl Case {
-    pub fn random(seed: u64, data_type: DataType, kind: Kind, backward: bool) -> Case {
+    pub(crate) fn random(seed: u64, data_type: DataType, kind: Kind, backward: bool) -> Case {
         let mut random = Random(seed * 2 + u64::from(backward));
         let is_deep = random.below(3) == 0;
         let mut sizes = Pooling {
@@ -80,7 +80,7 @@ impl Case {
     }
 
     /// Computes it with kernels on that memory; what is wrong, in words.
-    pub fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
+    pub(crate) fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
         let (task, sizes) = (&self.task, &self.task.sizes);
         let mut random = Random(self.seed ^ 0x5555);
         let (type_, size) = (task.data_type, task.data_type.size());

@@ -244,7 +244,7 @@ fn check_long_branches(before: &Program, after: &Program, starts: &[usize], bodi
 }
 
 /// Panics unless the repaired object is the original with its functions moved and nothing else changed.
-pub fn check_repair(original: &[u8], repair: &ObjectRepair) {
+pub(crate) fn check_repair(original: &[u8], repair: &ObjectRepair) {
     let before = CodeObject::parse(original).unwrap();
     let bytes = repair.bytes.as_deref().unwrap_or(original);
     let after = CodeObject::parse(bytes).unwrap();

@@ -19,14 +19,14 @@ use crate::device::Device;
 use crate::session::Session;
 
 /// A stream that records a graph.
-pub const RECORDING: u64 = 7;
+pub(crate) const RECORDING: u64 = 7;
 
 /// What a kernel does with the addresses that it is given.
-pub type Play = fn(&[*mut c_void]);
+pub(crate) type Play = fn(&[*mut c_void]);
 
 /// A device whose kernels do `play`, or do not compile where there is none; how often they were launched; and a session that knows
 /// nothing of their results.
-pub fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
+pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
     let launches = Arc::new(AtomicUsize::new(0));
     let description = Description {
         name: "played".into(),
@@ -51,12 +51,12 @@ pub fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
 }
 
 /// Memory of the host for numbers, which stays.
-pub fn place(numbers: &[f32]) -> u64 {
+pub(crate) fn place(numbers: &[f32]) -> u64 {
     numbers.to_vec().leak().as_mut_ptr() as u64
 }
 
 /// Numbers at an address.
-pub fn numbers(at: u64, count: usize) -> Vec<f64> {
+pub(crate) fn numbers(at: u64, count: usize) -> Vec<f64> {
     // SAFETY: an address from above, of as many numbers.
     let all = unsafe { std::slice::from_raw_parts(at as *const f32, count) };
     all.iter().map(|&it| f64::from(it)).collect()

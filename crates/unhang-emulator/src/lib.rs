@@ -36,7 +36,6 @@
 //! `machine`).
 
 #![deny(unsafe_code)]
-#![warn(unreachable_pub)]
 #![allow(clippy::needless_range_loop, reason = "several arrays are walked together, lane by lane")]
 
 mod access;

@@ -137,8 +137,8 @@ named!(Direction, "direction", "forward, backward-data, backward-weights");
 
 /// The raw numbers of a convolution, as a caller has them; [`Problem::new`] makes a problem of it or says why not.
 ///
-/// Sizes along axes are height, then width; for 3-d convolutions depth comes first. A 1-d convolution is a 2-d one of height
-/// 1. For a transposed convolution `in_channels` and `in_size` are those of the tensor that goes in, as in torch's
+/// Sizes along axes are height, then width; for 3-d convolutions depth comes first. A 1-d convolution is a 2-d one whose
+/// height is 1. For a transposed convolution `in_channels` and `in_size` are those of the tensor that goes in, as in torch's
 /// `ConvTranspose2d`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Specification<const AXES: usize = 2> {

@@ -19,6 +19,9 @@ use crate::problem::PyProblem;
 use crate::settings::PySettings;
 use crate::supervise::PyOutcome;
 
+/// The columns of a report in text: as wide as the program prints where nobody knows the terminal.
+const REPORT_WIDTH: usize = 100;
+
 /// A layer for the report: name, key of its convolution, calls, and calls by engine.
 type NamedLayer = (String, String, u64, Vec<(String, u64)>);
 
@@ -239,7 +242,7 @@ impl PySession {
         });
         report.rehearsal |= rehearsal;
         match form {
-            "text" => Ok(report.to_text()),
+            "text" => Ok(report.to_text(REPORT_WIDTH)),
             "html" => Ok(report.to_html()),
             other => Err(invalid(format!("unknown form {other:?}: expected text or html"))),
         }

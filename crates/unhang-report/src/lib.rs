@@ -13,6 +13,8 @@ mod html;
 mod json;
 mod map;
 mod text;
+mod wrap;
 
 pub use data::{Layer, Report};
 pub use map::{Cell, Map};
+pub use wrap::wrapped;

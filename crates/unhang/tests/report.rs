@@ -135,6 +135,22 @@ fn text_shows_the_map() {
 }
 
 #[test]
+fn text_keeps_to_the_width_of_the_terminal() {
+    let bench = Bench::new();
+    bench.fill_with_a_bit_of_everything();
+    for columns in ["60", "80"] {
+        let mut command = assert_cmd::Command::cargo_bin("unhang").unwrap();
+        command.arg("report").arg("--root").arg(bench.folder.path().join("root"));
+        command.env("UNHANG_HOME", bench.folder.path().join("home")).env("COLUMNS", columns);
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(text.contains("16→32") && text.contains("224×224") && text.contains("41"), "{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= columns.parse().unwrap(), "{line}\n{text}");
+        }
+    }
+}
+
+#[test]
 fn json_has_all_of_it() {
     let bench = Bench::new();
     bench.fill_with_a_bit_of_everything();

@@ -9,7 +9,7 @@ use unhang_plan::{Settings, Strategy, plan};
 use unhang_report::{Layer, Report};
 
 use super::knowledge::{Knowledge, KnowledgeArguments, ON_EMULATED_CARD};
-use super::text::{print_safe_json, print_text};
+use super::text::{print_safe_json, print_text, width};
 use super::whole_file::write_whole;
 use crate::output::tell;
 
@@ -77,7 +77,7 @@ impl ReportCommand {
         if self.json {
             print_safe_json(&report.to_json())?;
         } else if self.html.is_none() {
-            print_text(&report.to_text())?;
+            print_text(&report.to_text(width()))?;
         }
         Ok(ExitCode::SUCCESS)
     }

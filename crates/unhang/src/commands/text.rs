@@ -7,7 +7,7 @@ pub(super) use crate::output::print_json as print_safe_json;
 pub(super) use unhang_guard::time::{deadline, duration};
 pub(super) use unhang_machine::counted;
 
-/// The widest that text is laid out, and how it is where nobody knows the width: reports can be compared then.
+/// The widest that text is laid out, and the width where it is unknown, so that reports can be compared.
 const WIDEST: usize = 100;
 /// Narrower than this nothing reads well.
 const NARROWEST: usize = 40;
@@ -28,27 +28,7 @@ pub(super) fn width() -> usize {
 
 /// Wraps text at blanks: `first` blanks before the first line, `rest` before the others.
 pub(super) fn wrapped(text: &str, first: usize, rest: usize) -> String {
-    wrapped_to(width(), text, first, rest)
-}
-
-fn wrapped_to(width: usize, text: &str, first: usize, rest: usize) -> String {
-    let mut lines = Vec::new();
-    let mut line = " ".repeat(first);
-    let mut empty = true;
-    for word in text.split_whitespace() {
-        let wide = line.chars().count() + 1 + word.chars().count() > width;
-        if wide && !empty {
-            lines.push(std::mem::replace(&mut line, " ".repeat(rest)));
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        empty = false;
-    }
-    lines.push(line);
-    lines.join("\n")
+    unhang_report::wrapped(width(), text, first, rest)
 }
 
 /// Something that is known, within the terminal's width: what it is, and below it where from and what was seen.
@@ -63,20 +43,5 @@ pub(super) fn print_text(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::wrapped_to;
-
-    #[test]
-    fn words_stay_whole() {
-        for width in [40, 100] {
-            let text = wrapped_to(width, &"word ".repeat(40), 2, 4);
-            assert!(text.lines().all(|line| line.len() <= width && !line.ends_with(' ')));
-            assert!(text.starts_with("  word") && text.lines().nth(1).is_some_and(|line| line.starts_with("    word")));
-            assert_eq!(wrapped_to(width, &"x".repeat(300), 0, 2).len(), 300);
-        }
     }
 }

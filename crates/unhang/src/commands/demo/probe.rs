@@ -14,7 +14,7 @@ use unhang_report::Report;
 
 use super::super::lasting_folder::LastingFolder;
 use super::super::probe::children;
-use super::super::text::print_text;
+use super::super::text::{print_text, width};
 use crate::output::{Colour, Style, printable};
 
 const CARD: &str = "rx5600xt-rocm5.7";
@@ -76,6 +76,6 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         "\n{hung} children hung, were killed after a second and replaced; all of it took {}. What the card does is a table \
          made of\nthe reports, each line with its source (`unhang probe --grid --rehearse {CARD}` plays all of it).\n\n{}",
         time::duration(began.elapsed().as_secs_f64()),
-        report.to_text()
+        report.to_text(width())
     ))
 }

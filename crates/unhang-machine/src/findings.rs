@@ -19,6 +19,7 @@ use crate::kernel;
 use crate::leftovers::{self, Leftover};
 use crate::machine::Machine;
 use crate::miopen;
+use crate::routes;
 use crate::software::Software;
 use crate::system::System;
 use crate::unrepaired;
@@ -96,6 +97,8 @@ pub struct Options {
     pub data: Option<PathBuf>,
     /// The program, as `sudo` finds it: sudo looks into no environment's folder. Nothing for the bare name.
     pub program: Option<PathBuf>,
+    /// The wheel that unhang was installed from, as a shell takes it. Nothing for its name alone.
+    pub wheel: Option<String>,
 }
 
 /// Everything that the doctor saw and has to say.
@@ -117,6 +120,8 @@ pub struct Examination {
     pub own_profiles: Vec<Leftover>,
     /// How the program is called under `sudo`.
     pub program: String,
+    /// The wheel that installs unhang elsewhere.
+    pub wheel: String,
 }
 
 impl Examination {
@@ -133,6 +138,7 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let leftovers = leftovers::find(system);
     let own_profiles = leftovers::own_profiles(system);
     let program = options.program.as_ref().map_or_else(|| "unhang".to_owned(), |path| path.display().to_string());
+    let wheel = options.wheel.clone().unwrap_or_else(|| routes::WHEEL.to_owned());
     let caches = miopen::quick_look(system);
     let log = kernel::log_lines(system);
     machine.unreadable = system.obstacles().iter().map(|it| format!("{}: {}", it.path.display(), it.error)).collect();
@@ -146,6 +152,7 @@ pub fn examine(system: &System, options: &Options) -> Examination {
         own_profiles: &own_profiles,
         unrepaired: unrepaired.as_ref(),
         program: &program,
+        wheel: &wheel,
     };
     let mut findings = hardware::findings(&seen, &log);
     findings.extend(environment::findings(&seen));
@@ -158,7 +165,7 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let place = |finding: &Finding| IDS.iter().position(|id| *id == finding.id).unwrap_or(IDS.len());
     findings.sort_by_key(|finding| (finding.severity, place(finding)));
     let environment = environment::settings(&seen);
-    Examination { environment, findings, verdict, software, machine, leftovers, own_profiles, program }
+    Examination { environment, findings, verdict, software, machine, leftovers, own_profiles, program, wheel }
 }
 
 fn verdict(seen: &Seen, findings: &[Finding]) -> Verdict {

@@ -28,8 +28,17 @@ pub const RUN_SPOOFED: &str = "HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang run -- pyt
 /// The newest TensorFlow for ROCm whose list of chips has gfx1030, of those that were tried.
 pub const TENSORFLOW_PIP: &str = "pip install 'tensorflow-rocm==2.13.1.600'";
 
-/// Installs unhang into the active environment.
-pub const UNHANG_PIP: &str = "pip install dist/unhang-*.whl";
+/// unhang's wheel, by its name alone: for whoever the program cannot tell where it is.
+pub const WHEEL: &str = "unhang-*.whl";
+
+/// Where [`WHEEL`] comes from.
+pub const ABOUT_WHEEL: &str =
+    "unhang-*.whl is a release's wheel, or the one that `make wheel` leaves in dist/ of a checkout.";
+
+/// Installs unhang's wheel into the active environment.
+pub fn install_wheel(wheel: &str) -> String {
+    format!("pip install {wheel}")
+}
 
 /// Makes a new environment and enters it.
 const NEW_ENVIRONMENT: &str = "-m venv ~/rdna1 && . ~/rdna1/bin/activate &&";
@@ -51,14 +60,15 @@ pub fn native_wheels(chips: &[&str]) -> Option<String> {
 
 /// Installs unhang where a torch is, named by its folder `…/lib/python3.12/site-packages/torch`. A system's Python takes no
 /// packages from pip: an environment that sees the system's is made for it.
-pub fn install_unhang(torch: &str) -> String {
+pub fn install_unhang(torch: &str, wheel: &str) -> String {
+    let install = install_wheel(wheel);
     let prefix = std::path::Path::new(torch).ancestors().nth(4).unwrap_or(std::path::Path::new("/"));
     match prefix.to_str().unwrap_or_default() {
         "/" | "/usr" | "/usr/local" => {
-            format!("python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && {UNHANG_PIP}")
+            format!("python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && {install}")
         }
-        user if user.ends_with("/.local") => format!("python3 -m {UNHANG_PIP}"),
-        prefix => format!("{prefix}/bin/{UNHANG_PIP}"),
+        user if user.ends_with("/.local") => format!("python3 -m {install}"),
+        prefix => format!("{prefix}/bin/{install}"),
     }
 }
 
@@ -69,9 +79,13 @@ pub const CONTAINER_DEVICES: &str = "--device /dev/kfd --device /dev/dri --group
 /// The newest glibc that loads the stack that owners report working under the spoof.
 pub const NEWEST_GLIBC: (u32, u32) = (2, 40);
 
-/// A container whose glibc is old enough for that stack, with the card and this folder in it.
-pub fn container() -> String {
-    format!("docker run -it {CONTAINER_DEVICES} -v \"$PWD:/work\" -w /work docker.io/library/python:3.10-bookworm bash")
+/// A container whose glibc is old enough for that stack, with the card, this folder and the wheel's in it.
+pub fn container(wheel: &str) -> String {
+    let folder = wheel.rsplit_once('/').filter(|(folder, _)| folder.starts_with('/'));
+    let wheels = folder.map(|(folder, _)| format!(" -v {folder}:{folder}:ro")).unwrap_or_default();
+    format!(
+        "docker run -it {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work docker.io/library/python:3.10-bookworm bash"
+    )
 }
 
 /// Whether Arch's packages are built for a chip.
@@ -89,12 +103,12 @@ pub fn spoofed_stack() -> String {
 }
 
 /// The ways for a chip.
-pub fn routes(gfx: &str) -> Vec<Route> {
+pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
     let mut all = Vec::new();
     if let Some(command) = native_wheels(&[gfx]) {
         all.push(Route {
             title: format!("AMD's wheels with native code for {gfx}"),
-            commands: vec![command, UNHANG_PIP.to_owned()],
+            commands: vec![command, install_wheel(wheel)],
             start: RUN,
             notes: "Since 2026; Linux and Windows. No spoof: HSA_OVERRIDE_GFX_VERSION must not be set. (Source: \
                     easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
@@ -109,7 +123,7 @@ pub fn routes(gfx: &str) -> Vec<Route> {
             title: format!("Arch Linux's packages, which are built for {gfx} too"),
             commands: vec![
                 "sudo pacman -S python-pytorch-rocm".to_owned(),
-                install_unhang("/usr/lib/python3/site-packages/torch"),
+                install_unhang("/usr/lib/python3/site-packages/torch", wheel),
             ],
             start: RUN,
             notes:
@@ -121,14 +135,14 @@ pub fn routes(gfx: &str) -> Vec<Route> {
     }
     all.push(Route {
         title: "torch 1.13.1 for ROCm 5.2, spoofed as gfx1030".to_owned(),
-        commands: vec![spoofed_stack(), UNHANG_PIP.to_owned()],
+        commands: vec![spoofed_stack(), install_wheel(wheel)],
         start: RUN,
         notes: format!(
             "Python 3.10 or older; glibc {}.{} or older (Debian 12, Ubuntu 22.04 or 24.04). On a newer system work in a \
              container: `{}`. The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)",
             NEWEST_GLIBC.0,
             NEWEST_GLIBC.1,
-            container()
+            container(wheel)
         ),
         unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables, repairs code as \
                  it loads (emulated, not yet seen on a card), uses only engines that passed a test, and ends a program that hangs",
@@ -138,15 +152,18 @@ pub fn routes(gfx: &str) -> Vec<Route> {
 }
 
 /// The recipes for people to read.
-pub fn in_words(gfx: &str) -> String {
+pub fn in_words(gfx: &str, wheel: &str) -> String {
     let mut text =
         format!("Ways to a torch that computes on {gfx}, best first. None was tried by us: nobody here has a card.\n");
-    for (index, route) in routes(gfx).into_iter().enumerate() {
+    for (index, route) in routes(gfx, wheel).into_iter().enumerate() {
         text.push_str(&format!("\n{}. {} [{}]\n", index + 1, route.title, route.confidence.name()));
         for command in &route.commands {
             text.push_str(&format!("       {command}\n"));
         }
         text.push_str(&format!("       {}\n   {}\n   What unhang adds: {}.\n", route.start, route.notes, route.unhang));
+    }
+    if wheel.ends_with(WHEEL) {
+        text.push_str(&format!("\n{ABOUT_WHEEL}\n"));
     }
     text
 }

@@ -221,13 +221,13 @@ fn about_torch(examination: &Examination) -> Option<Step> {
     if let Some(torch) = native_torch(examination) {
         let what = "Start programs with unhang's own kernels and a watchdog: MIOpen's slow searches and failures remain \
                     with native code";
-        let commands = start_commands(torch);
+        let commands = start_commands(examination, torch);
         let way = Way { what: what.to_owned(), recommended: true, commands, confidence: Confidence::Inferred };
         return Some(of_ways(what.to_owned(), vec![way], settles));
     }
     // What owners report working is left in peace.
     if let Some(torch) = loading_torch(examination).filter(|torch| torch.hip_version().is_some_and(|it| it <= (5, 2))) {
-        let commands = start_commands(torch);
+        let commands = start_commands(examination, torch);
         let what = format!("Start programs with `unhang run`: it spoofs torch {} for each of them", torch.version);
         let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::SeenOnACard };
         return Some(of_ways(what, vec![way], settles));
@@ -249,7 +249,7 @@ fn about_torch(examination: &Examination) -> Option<Step> {
     if let Some(wheels) = routes::native_wheels(&chips) {
         let own = examination.own_profiles.iter().filter(|file| spoofs(file)).map(|file| file.path.as_path());
         let remove = clean_command(&examination.program, own);
-        let install = [remove, wheels, routes::UNHANG_PIP.to_owned(), RUN.to_owned()];
+        let install = [remove, wheels, routes::install_wheel(&examination.wheel), RUN.to_owned()];
         ways.push(Way {
             what: format!("A torch with native code for {gfx}: no spoof, no hardware hazards"),
             recommended: true,
@@ -284,7 +284,7 @@ fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
                 torch.version
             ),
             recommended,
-            commands: start_commands(torch),
+            commands: start_commands(examination, torch),
             confidence: Confidence::Inferred,
         };
     }
@@ -295,17 +295,22 @@ fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
         true => (
             "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof, in a container: this system's glibc does \
              not load it",
-            vec![routes::container(), routes::SPOOFED_PIP.to_owned()],
+            vec![routes::container(&examination.wheel), routes::SPOOFED_PIP.to_owned()],
         ),
     };
-    let commands = install.into_iter().chain([routes::UNHANG_PIP.to_owned(), RUN.to_owned()]).collect();
+    let unhang = routes::install_wheel(&examination.wheel);
+    let commands = install.into_iter().chain([unhang, RUN.to_owned()]).collect();
     Way { what: what.to_owned(), recommended, commands, confidence: Confidence::SeenOnACard }
 }
 
 /// How programs are started with a torch that is here.
-fn start_commands(torch: &Torch) -> Vec<String> {
-    let install = (!torch.unhang).then(|| routes::install_unhang(&torch.path));
-    install.into_iter().chain([RUN.to_owned()]).collect()
+fn start_commands(examination: &Examination, torch: &Torch) -> Vec<String> {
+    install_if_missing(examination, torch).into_iter().chain([RUN.to_owned()]).collect()
+}
+
+/// Installs unhang where a torch is, if it is not there.
+fn install_if_missing(examination: &Examination, torch: &Torch) -> Option<String> {
+    (!torch.unhang).then(|| routes::install_unhang(&torch.path, &examination.wheel))
 }
 
 /// A step of several ways; where there is one only, that is the step.
@@ -326,15 +331,15 @@ fn of_ways(what: String, ways: Vec<Way>, settles: Vec<&'static str>) -> Step {
 /// Cards that are not RDNA1: MIOpen may fail there too, and that can be found out.
 fn other_cards(examination: &Examination) -> Vec<Step> {
     let has_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD);
-    let computes = examination.software.torch.iter().any(|torch| torch.hip.is_some());
-    if !has_amd || !computes {
-        return Vec::new();
-    }
-    let what = "If convolutions hang, fail or crawl here: find out which, each in a child with a deadline";
+    let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
+    let Some(torch) = torch.filter(|_| has_amd) else { return Vec::new() };
+    let what = "If convolutions hang, fail or crawl here: find out which, each in a separate process with a time limit";
     let instead =
         "Then, on request, unhang's own kernels in MIOpen's place (compiled for this chip, never run on it by us)";
+    let commands = install_if_missing(examination, torch).into_iter().chain(["unhang probe".to_owned()]).collect();
+    let probe = Way { what: what.to_owned(), recommended: true, commands, confidence: Confidence::Documented };
     vec![
-        Step::new(what, "unhang probe", &["not-affected"], Confidence::Documented),
+        of_ways(what.to_owned(), vec![probe], vec!["not-affected"]),
         Step::new(instead, "unhang run --everywhere -- python train.py", &["not-affected"], Confidence::Inferred),
     ]
 }
@@ -346,8 +351,10 @@ fn command_in(finding: &Finding) -> Option<&str> {
 
 fn of_finding(finding: &Finding) -> Step {
     let command = command_in(finding).map(str::to_owned);
-    let what = match (&command, &finding.fix) {
-        (None, Some(fix)) => format!("{}: {fix}", finding.summary),
+    let afterwards = finding.fix.as_deref().and_then(|fix| fix.split('`').nth(2)?.strip_prefix(", then "));
+    let what = match (&command, &finding.fix, afterwards) {
+        (None, Some(fix), _) => format!("{}: {fix}", finding.summary),
+        (_, _, Some(afterwards)) => format!("{}; afterwards {afterwards}", finding.summary),
         _ => finding.summary.clone(),
     };
     let mut letters = what.chars();

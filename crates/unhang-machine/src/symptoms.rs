@@ -133,8 +133,8 @@ const WITHOUT_TORCH: &[&str] = &["llama", "ggml", "gguf", "ollama"];
 const ABOUT_THE_CARD: &[&str] =
     &["kfd-no-access", "queue-preemption", "ring-timeout", "pci-atomics", "out-of-memory", "virtual-machine"];
 
-/// The command to go on with after a section, where the doctor's plan has none for it.
-pub fn next_command(section: &str) -> &'static str {
+/// The command to go on with after a section and the text that led to it, where the doctor's plan has none.
+pub fn next_command(section: &str, text: &str) -> &'static str {
     match section {
         "batch-norm-compile" | "triton-writes-zeros" => crate::routes::RUN,
         "framework-refuses-chip" => crate::routes::RUN_SPOOFED,
@@ -143,7 +143,11 @@ pub fn next_command(section: &str) -> &'static str {
         "illegal-memory-access" => "unhang doctor --self-test",
         "triton-unsupported-target" => "pip install 'triton<3.9'",
         "webui-gpu-check" => "unhang doctor --python venv/bin/python",
-        "llama-cpp" => "cmake -B build -DGGML_HIP=ON -DAMDGPU_TARGETS=gfx1010 && cmake --build build",
+        // Both have a Vulkan backend, which needs no ROCm. ollama's log has these words without its name.
+        "llama-cpp" if ["ollama", "amdgpu is not supported"].iter().any(|word| text.to_lowercase().contains(word)) => {
+            "sudo usermod -aG render ollama && sudo systemctl restart ollama"
+        }
+        "llama-cpp" => "cmake -B build -DGGML_VULKAN=ON && cmake --build build",
         "out-of-memory" => "rocm-smi --showmeminfo vram",
         "tensile-library" | "torch-lacks-architecture" => "unhang explain routes",
         "other-amd-cards" | "not-affected" => "unhang probe",

@@ -79,7 +79,7 @@ impl Owned {
 
     /// What `pip install` would do, in an environment.
     fn pip(&self, packages: &str, command: &str) {
-        if command.contains("dist/unhang-") {
+        if command.contains("unhang-*.whl") {
             self.write(&format!("{packages}/unhang/__init__.py"), "");
             return;
         }
@@ -246,7 +246,7 @@ fn clean_up_comes_first_and_then_one_of_two_ways() {
     assert_eq!((ways.len(), &ways[0]["recommended"], &ways[1]["recommended"]), (2, &true.into(), &false.into()));
     for way in ways {
         let commands = way["commands"].as_array().unwrap();
-        assert!(commands.iter().any(|command| command.as_str().unwrap().contains("dist/unhang-")), "{way:#}");
+        assert!(commands.iter().any(|command| command.as_str().unwrap().contains("unhang-*.whl")), "{way:#}");
         assert_eq!(commands.last().unwrap(), "unhang run -- python train.py");
     }
 }

@@ -66,6 +66,15 @@ class _AfterTorch(object):
         return spec
 
 
+def _wheel():
+    """The wheel that the program came from, as `unhang run` wrote it down."""
+    try:
+        with open(os.path.join(os.environ["UNHANG_RUN_FOLDER"], "wheel")) as file:
+            return file.read()
+    except Exception:
+        return "unhang-*.whl"
+
+
 def _remove(finder):
     try:
         sys.meta_path.remove(finder)
@@ -85,7 +94,8 @@ def _act():
             + str(error)
             + "): convolutions are not planned there; install unhang: "
             + sys.executable
-            + " -m pip install dist/unhang-*.whl",
+            + " -m pip install "
+            + _wheel(),
         )
         return
     try:

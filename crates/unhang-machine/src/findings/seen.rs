@@ -29,6 +29,7 @@ pub(super) struct Seen<'a> {
     pub(super) own_profiles: &'a [Leftover],
     pub(super) unrepaired: Option<&'a Unrepaired>,
     pub(super) program: &'a str,
+    pub(super) wheel: &'a str,
 }
 
 impl Seen<'_> {

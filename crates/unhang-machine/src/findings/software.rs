@@ -211,7 +211,7 @@ fn without_unhang(seen: &Seen, hip: &[&Torch]) -> Option<Finding> {
              import unhang; this one cannot. (Source: the package folder that holds {}.)",
             paths.join(", ")
         ),
-        fix: Some(format!("`{}`", routes::install_unhang(&first.path))),
+        fix: Some(format!("`{}`", routes::install_unhang(&first.path, seen.wheel))),
         confidence: Confidence::Documented,
         places: vec![FilePlace { path: first.path.clone(), line: None }],
     })

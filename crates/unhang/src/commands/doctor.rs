@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use unhang_machine::chips::AMD;
-use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine, steps};
+use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine, routes, steps};
 
 use super::consent::Consent;
 use super::fix::fix;
@@ -213,6 +213,9 @@ fn what_to_do(examination: &Examination, style: Style) -> String {
             let indent = if step.ways.len() > 1 { 10 } else { 7 };
             text.extend(way.commands.iter().map(|command| copied(command, indent)));
         }
+    }
+    if text.contains(routes::WHEEL) {
+        let _ = writeln!(text, "{}", wrapped(routes::ABOUT_WHEEL, 2, 2));
     }
     text
 }

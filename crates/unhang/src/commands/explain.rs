@@ -1,6 +1,7 @@
 //! `unhang explain`: a finding by its id, or what a pasted error message means.
 
 use std::fmt::Write as _;
+use std::io::{self, Read};
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
@@ -27,7 +28,8 @@ Examples:
 
 Exit codes:
   0  an explanation was found
-  2  wrong usage  3  unhang does not know the message")]
+  2  wrong usage
+  3  unhang does not know the message")]
 pub(crate) struct Explain {
     /// An id, a topic, or the text of an error; - reads it from standard input. Without it, all ids are listed.
     #[arg(value_name = "ID|TEXT")]
@@ -73,11 +75,14 @@ impl Explain {
         let system = self.machine.system()?;
         let examination = examine(&system, &options(&system, Vec::new()));
         let gfx = true_chip(&examination);
-        let body = |id: &str| if id == "routes" { routes::in_words(gfx) } else { section(id).unwrap_or_default() };
-        let (facts, next) = (facts(&examination, &sections), next_command(&examination, &sections));
+        let body = |id: &str| match id {
+            "routes" => routes::in_words(gfx, &examination.wheel),
+            _ => section(id).unwrap_or_default().replace("TARGETS=gfx1010", &format!("TARGETS={gfx}")),
+        };
+        let (facts, next) = (facts(&examination, &sections), next_commands(&examination, &sections, &text));
         if self.json {
             let all: Vec<_> = sections.iter().map(|id| json!({ "id": id, "text": body(id) })).collect();
-            print_safe_json(&json!({ "schema": 1, "sections": all, "machine": facts, "next": next }))?;
+            print_safe_json(&json!({ "schema": 1, "sections": all, "machine": facts, "next": next.join(" && ") }))?;
             return Ok(ExitCode::SUCCESS);
         }
         let style = Style::for_stream(&std::io::stdout());
@@ -91,7 +96,13 @@ impl Explain {
         for fact in &facts {
             let _ = writeln!(out, "{}", wrapped(fact, 2, 4));
         }
-        let _ = writeln!(out, "\n{}\n       {}", style.paint("Next", Colour::Bold), style.paint(&next, Colour::Cyan));
+        let _ = writeln!(out, "\n{}", style.paint("Next", Colour::Bold));
+        if next.iter().any(|command| command.contains(routes::WHEEL)) {
+            let _ = writeln!(out, "{}", wrapped(routes::ABOUT_WHEEL, 2, 2));
+        }
+        for command in &next {
+            let _ = writeln!(out, "       {}", style.paint(command, Colour::Cyan));
+        }
         print_text(&out)?;
         Ok(ExitCode::SUCCESS)
     }
@@ -167,8 +178,9 @@ fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
     facts
 }
 
-/// What to type next: what the doctor's plan has for one of these findings, else what fits the first section.
-fn next_command(examination: &Examination, sections: &[&str]) -> String {
+/// What to type next: what the doctor's plan has for one of these findings, else what fits the first section. `unhang run`
+/// plans nothing in a Python without unhang, which is installed first.
+fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Vec<String> {
     let found = |id: &str| {
         let matters = |finding: &&unhang_machine::Finding| finding.severity != Severity::Info;
         examination.findings.iter().filter(matters).any(|finding| finding.id == id)
@@ -176,22 +188,45 @@ fn next_command(examination: &Examination, sections: &[&str]) -> String {
     let steps = steps(examination);
     let settling =
         sections.iter().filter(|id| found(id)).find_map(|id| steps.iter().find(|step| step.settles.contains(id)));
-    let of_plan = settling.and_then(|step| {
-        let of_way = || step.ways.first().and_then(|way| way.commands.first().cloned());
-        step.command.clone().or_else(of_way)
+    let of_plan = settling.map(|step| {
+        let of_way = step.ways.first().map(|way| way.commands.clone()).unwrap_or_default();
+        step.command.clone().into_iter().chain(of_way).collect::<Vec<_>>()
     });
     let first = sections.first().copied().unwrap_or_default();
-    let command = of_plan.unwrap_or_else(|| symptoms::next_command(first).to_owned());
-    unhang_guard::text::printable_line(&command).replace("gfx1010", true_chip(examination))
+    let commands = of_plan.unwrap_or_else(|| {
+        let command = symptoms::next_command(first, text).to_owned();
+        let uses_torch = symptoms::is_about_torch(first) && command.contains("unhang run ");
+        let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
+        let install = torch.filter(|torch| uses_torch && !torch.unhang);
+        let install = install.map(|torch| routes::install_unhang(&torch.path, &examination.wheel));
+        install.into_iter().chain([command]).collect()
+    });
+    let shown =
+        |command: &String| unhang_guard::text::printable_line(command).replace("gfx1010", true_chip(examination));
+    commands.iter().map(shown).collect()
 }
 
 fn read_input() -> anyhow::Result<String> {
-    use std::io::Read;
-    /// The end of a log is enough, and a log has no end.
-    const MOST: u64 = 4 << 20;
-    let mut bytes = Vec::new();
-    std::io::stdin().take(MOST).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    end_of(std::io::stdin())
+}
+
+/// The end of a log, where the last thing that happened is. Of one without an end, what was read until then.
+fn end_of(log: impl Read) -> anyhow::Result<String> {
+    const KEPT: usize = 4 << 20;
+    const MOST: u64 = 256 << 20;
+    let (mut log, mut end, mut part) = (log.take(MOST), Vec::new(), vec![0; 1 << 16]);
+    loop {
+        match log.read(&mut part) {
+            Ok(0) => break,
+            Ok(length) => end.extend_from_slice(&part[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+        if end.len() > 2 * KEPT {
+            end.drain(..end.len() - KEPT);
+        }
+    }
+    Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
 /// The text of a section of the page, as it stands there.
@@ -279,6 +314,14 @@ mod tests {
         assert_eq!(laid_out("see issue\n11614, on a card").trim_end(), "  see issue 11614, on a card");
         let text = laid_out("one\ntwo\n\n1. first\n   more\n2. second\n\n```\ncode\n```\n");
         assert_eq!(text.trim_end(), "  one two\n\n  1. first more\n  2. second\n\n      code");
+    }
+
+    #[test]
+    fn of_a_long_log_the_end_is_read() {
+        let log = "nothing special\n".repeat(1 << 20) + "ring gfx_0.0.0 timeout";
+        assert!(end_of(log.as_bytes()).unwrap().ends_with("ring gfx_0.0.0 timeout"));
+        let endless = end_of(io::repeat(b'x')).unwrap();
+        assert!(endless.len() <= 8 << 20, "{}", endless.len());
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod run;
 mod self_test;
 mod shapes;
 mod text;
+mod wheel;
 mod whole_file;
 
 use std::process::ExitCode;

@@ -8,6 +8,7 @@ use unhang_machine::{Options, System, packages_of};
 
 use super::run::environment::find_on_path;
 use super::run::shield::packages;
+use super::wheel::own_wheel;
 
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
 pub(super) const HAS_TORCH_AND_UNHANG: &str =
@@ -43,6 +44,7 @@ pub(super) fn options(system: &System, pythons: Vec<PathBuf>) -> Options {
         options.pythons.extend(home_of_program());
     }
     options.program = std::env::current_exe().ok();
+    options.wheel = own_wheel();
     options
 }
 
@@ -51,7 +53,7 @@ pub(super) fn interpreter(given: &Path) -> PathBuf {
     if given.is_dir() { given.join("bin/python") } else { find_on_path(given).unwrap_or_else(|| given.to_owned()) }
 }
 
-/// What `--python` names; a bare name is looked up in PATH. A path that is no Python is refused, so that nothing asked for is
+/// What `--python` names; a bare name is looked up in PATH. A path that is not a Python is refused, so that nothing asked for is
 /// left out silently.
 pub(super) fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     // Of a machine that is described nobody knows the PATH.
@@ -65,8 +67,12 @@ pub(super) fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<
         // Wrappers have their packages elsewhere; that they can be started is all that can be told.
         let is_program =
             || std::fs::metadata(path).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
-        let is_missing = !system.is_folder() && !path.exists();
-        if is_missing || (packages_of(system, path).is_empty() && (system.is_folder() || !is_program())) {
+        let is_missing = match system.is_folder() {
+            true => packages_of(system, path).is_empty(),
+            // A device in /dev has packages, too, seen from its folder: those of the system.
+            false => !is_program() && !(path.is_dir() && !packages_of(system, path).is_empty()),
+        };
+        if is_missing {
             let hint =
                 "hint: name an interpreter, or the folder of an environment that has lib/python3.*/site-packages";
             return Err(anyhow!(hint).context(format!("there is no Python at {}{whose}", path.display())));

@@ -42,7 +42,7 @@ fn with_a_native_torch_the_spoof_goes_first_and_no_other_torch_is_wanted() {
     let report = examined(&machine);
     let commands = commands(&report);
     assert_eq!(commands[0], "unset HSA_OVERRIDE_GFX_VERSION");
-    assert!(commands[1].ends_with("pip install dist/unhang-*.whl"), "{commands:?}");
+    assert!(commands[1].ends_with("pip install unhang-*.whl"), "{commands:?}");
     assert_eq!(commands[2..], ["unhang run -- python train.py"]);
     assert!(!report.to_string().contains("torch==1.13.1"), "no other torch is wanted");
 }
@@ -88,7 +88,7 @@ fn a_route_that_was_taken_is_content() {
     assert!(!report["steps"].to_string().contains("torch[device"), "no other torch has to be installed");
     let (report, code) = json(&["doctor", "--root", "rx5700xt-native", "--json"]);
     let install =
-        "python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && pip install dist/unhang-*.whl";
+        "python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && pip install unhang-*.whl";
     assert_eq!((code, commands(&report)), (0, vec![install, "unhang run -- python train.py"]), "{report}");
 }
 

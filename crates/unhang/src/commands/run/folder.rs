@@ -8,12 +8,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 use unhang_guard::{Handle, NotPrivate, PrivateFolder, process};
+use unhang_machine::routes::WHEEL;
 use unhang_machine::unrepaired::UnrepairedKernel;
 use unhang_watchdog::HangReport;
 
 pub(super) use super::super::lasting_folder::RUN_VARIABLE as VARIABLE;
 use super::super::lasting_folder::{LastingFolder, Purpose};
 use super::super::text::counted;
+use super::super::wheel::own_wheel;
 
 /// What every Python of the run imports at its start.
 const SITECUSTOMIZE: &str = include_str!("../../../../../python/unhang/_autoload/sitecustomize.py");
@@ -42,6 +44,8 @@ pub(super) fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
 /// What a run's folder holds from the start.
 fn fill(folder: &PrivateFolder) -> Result<(), NotPrivate> {
     folder.write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
+    // What a Python without unhang is to install.
+    folder.write("wheel", own_wheel().unwrap_or_else(|| WHEEL.to_owned()).as_bytes())?;
     // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
     folder.write("__pycache__", b"")
 }

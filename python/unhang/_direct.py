@@ -143,7 +143,7 @@ def _check_arguments() -> None:
         for it in (numbers, sizes or [], mask):
             expected += [len(it), *it]
         if same is not (input if given is None else given) or read.tolist() != expected:
-            raise RuntimeError("torch hands arguments over in another way than is known")
+            raise RuntimeError("this torch passes arguments in a way that unhang does not know")
 
 
 def _is_sound_in_a_child() -> bool:

@@ -129,7 +129,7 @@ def _canary(device: str) -> None:
     numbers = torch.arange(1024, dtype=torch.float32)
     on_device = numbers.to(device)
     if not torch.equal((on_device + on_device).to("cpu"), numbers + numbers):
-        raise RuntimeError("the device adds wrongly")
+        raise RuntimeError("a sum on the device is wrong")
 
 
 def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], None]) -> dict[str, Any]:

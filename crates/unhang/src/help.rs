@@ -66,6 +66,12 @@ mod tests {
             assert!(order.is_sorted(), "{name} --help: {order:?}\n{page}");
             let last = &page[order[4] + 2..];
             assert!(!last.trim_end().contains("\n\n"), "{name} --help does not end with exit codes:\n{page}");
+            // One code a line, each with its meaning.
+            for line in last.lines().skip(1) {
+                let (code, meaning) = line.trim().split_once("  ").unwrap_or_default();
+                let is_code = code.parse::<u8>().is_ok() && !meaning.trim().contains("  ");
+                assert!(is_code || line.contains("the program's own"), "{name} --help: {line:?}");
+            }
         }
     }
 

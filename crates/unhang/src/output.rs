@@ -112,7 +112,7 @@ fn safe(value: Value) -> Value {
 
 pub(crate) use unhang_guard::printable;
 
-/// One line on standard error. Where nobody can be told (it is closed, or its disk is full), nobody is.
+/// One line on standard error. If it is closed or its disk is full, the line is dropped.
 fn write_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", printable(line));
 }

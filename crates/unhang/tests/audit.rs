@@ -93,6 +93,7 @@ fn wrong_input_is_an_error_with_its_reason() {
         let (code, stdout, stderr) = audit(&[], &[&path]);
         assert_eq!(code, 2, "{stdout}");
         assert!(stdout.contains(reason), "expected `{reason}` in {stdout}");
+        assert!(!stdout.contains("There is no"), "nothing is known of what is in it: {stdout}");
         assert!(!stderr.contains("panicked"), "{stderr}");
         let (code, stdout, _) = audit(&["--json"], &[&path]);
         assert_eq!(code, 2);

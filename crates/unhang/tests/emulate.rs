@@ -96,7 +96,7 @@ fn wrong_input_is_refused_with_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let words = folder.path().join("words.co");
     std::fs::write(&words, "words").unwrap();
-    refused(&[words.to_str().unwrap()], &["is no code object"]);
+    refused(&[words.to_str().unwrap()], &["is not a code object"]);
     refused(&[&file, "--kernel", "axpi"], &["no kernel named axpi", "axpy"]);
     refused(&[&file, "--kernel", "axpy", "--args", "floats=8"], &["takes 4 arguments, and 1 were given", "a buffer"]);
     let wrong = ["--kernel", "axpy", "--args", "floats=8", "floats=8", "f64=1", "i32=8"];

@@ -30,6 +30,7 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         &["doctor", "--root", "nowhere"][..],
         &["doctor", "--python", "nowhere/python"],
         &["doctor", "--self-test", "--python", "nowhere/python"],
+        &["doctor", "--python", "/dev/zero"],
         &["doctor", "--env-file", "nowhere"],
         &["explain", "routes", "--root", "nowhere"],
         &["env", "print", "--root", "nowhere"],
@@ -51,6 +52,10 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         &["kernels", "warm", "--layers", "nowhere.tsv"],
         &["kernels", "warm", "--seen", "--python", "nowhere/python"],
         &["bench", "--tune", "--layers", "nowhere.tsv"],
+        &["bench", "--compare", "--root", "nowhere"],
+        &["emulate", "nowhere.co"],
+        &["evidence", "import", "nowhere.jsonl"],
+        &["card", "run", "--card", "nowhere", "--", "true"],
         &["demo", "--part", "torch", "--python", "nowhere/python"],
         &["repair", "--extract", "nowhere", "/etc/passwd"],
         &["repair", "--extract", "nowhere/objects", KERNELS],
@@ -63,7 +68,7 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         let output = unhang(place.path(), arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        let wrong = if arguments.contains(&"/etc/passwd") { "/etc/passwd" } else { "nowhere" };
+        let wrong = ["/etc/passwd", "/dev/zero"].into_iter().find(|it| arguments.contains(it)).unwrap_or("nowhere");
         assert!(said.contains(wrong), "{arguments:?} does not say what is wrong: {said}");
         assert!(!place.path().join("nowhere").exists() && !place.path().join("nowhere.tsv").exists(), "{arguments:?}");
     }
@@ -84,11 +89,39 @@ fn every_json_has_a_schema() {
         &["evidence", "list", "--json"],
         &["run", "--dry-run", "--json", "--", "true"],
         &["card", "list", "--json"],
+        &["audit", "--json", KERNELS],
+        &["repair", "--json", KERNELS, "--output", "safe.co"],
+        &["emulate", "--json", KERNELS],
+        &["evidence", "tunings", "--json"],
+        &["evidence", "export", "--json", "findings.jsonl"],
+        &["evidence", "import", "--json", "findings.jsonl"],
+        &["evidence", "forget", "--all", "--json"],
+        &["miopen-cache", "verify", "--json"],
+        &["miopen-cache", "repair", "--yes", "--json"],
+        &["bench", "--compare", "--json"],
+        &["probe", "--layers", "one.tsv", "--rehearse", "rx5600xt-rocm5.7", "--json"],
+        &["env", "install", "--dry-run", "--json"],
+        &["env", "uninstall", "--dry-run", "--json"],
     ] {
+        fs::write(place.path().join("one.tsv"), "one 1 1 8 8 1 1 1 1 1 0 0 1 1 1\n").unwrap();
         let output = unhang(place.path(), arguments);
         let value: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|_| panic!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)));
         assert!(value["schema"].is_number(), "{arguments:?}: {value}");
+    }
+}
+
+/// `--rehearse` lets something play a card. What rehearsals found is asked for by another name.
+#[test]
+fn to_rehearse_has_one_meaning() {
+    let place = place();
+    for (command, is_shown) in
+        [("probe", true), ("run", true), ("plan", false), ("report", false), ("bench", false), ("doctor", false)]
+    {
+        let output = unhang(place.path(), &[command, "--help"]);
+        let help = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(help.contains("--rehearse ") || help.contains("--rehearse\n"), is_shown, "{help}");
+        assert_eq!(help.contains("--rehearsed"), ["plan", "report", "bench"].contains(&command), "{help}");
     }
 }
 

@@ -222,7 +222,7 @@ impl FileReport {
     fn print(&self, out: &mut impl Write, style: Style, command: &Audit) -> io::Result<()> {
         writeln!(out, "{}", style.paint(&printable(&self.path), Colour::Bold))?;
         if let Some(error) = &self.error {
-            writeln!(out, "  {} {}", style.paint("could not be read:", Colour::Red), printable(error))?;
+            writeln!(out, "  {} {}", style.paint("error:", Colour::Red), printable(error))?;
         }
         let mut file_total = Hazards::default();
         for kernel in self.objects.iter().flat_map(|object| &object.kernels) {
@@ -370,7 +370,11 @@ impl Report {
         let bad = kernels().filter(|kernel| kernel.hazards.total() > 0).count();
         if objects == 0 {
             let what = command.target.map_or("gfx10 code".to_owned(), |target| format!("{target} code"));
-            return writeln!(out, "There is no {what} in these files.");
+            // Of files that could not be read nothing is known.
+            return match self.files.iter().all(|file| file.error.is_none()) {
+                true => writeln!(out, "There is no {what} in these files."),
+                false => Ok(()),
+            };
         }
         let verdict = if bad == 0 {
             style.paint(

@@ -25,7 +25,7 @@ evidence (`unhang evidence tunings`), and the engine uses them from its next sta
 
 Exit codes:
   0  done
-  1  the model's choices are slower than the fastest by more than --at-least allows
+  1  the model's choices are slower than --at-least allows
   2  wrong usage, or not done (there is no GPU to tune for)
   3  there is nothing to compare")]
 pub(crate) struct Bench {

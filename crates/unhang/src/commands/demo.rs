@@ -127,7 +127,7 @@ impl Demo {
                     Ground::Rehearsed => "rehearsed: a folder describes the machine",
                     Ground::Played => "rehearsed: children play the card, and really hang",
                     Ground::Card => "AMD's own software, unmodified, on the emulated card",
-                    Ground::Emulated => "compiled here for the chip, run by an emulator of it",
+                    Ground::Emulated => "compiled here for the chip, run on an emulator of that chip",
                 };
                 let heading = style.paint(&format!("{}. {}", number + 1, section.title), Colour::Bold);
                 // The heading first: some sections take a moment, and some talk while they do.

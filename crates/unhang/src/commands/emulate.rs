@@ -130,7 +130,7 @@ impl Emulate {
         let file = self.file.display().to_string();
         let bytes = read_named(&self.file, LARGEST_FILE).with_context(|| format!("cannot read {file}"))?;
         let mut machine = Machine::new(Mode::Compute);
-        let object = machine.add(&bytes).with_context(|| format!("{file} is no code object"))?;
+        let object = machine.add(&bytes).with_context(|| format!("{file} is not a code object"))?;
         let target = machine.target().unwrap_or(Chip::Gfx1010);
         let chip = self.chip.unwrap_or(target);
         if !self.ignore_hazards {

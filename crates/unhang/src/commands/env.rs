@@ -22,7 +22,7 @@ use crate::output::{Colour, Style, printable};
 Examples:
   eval \"$(unhang env print)\"
   unhang env print --profile rocm5.2 --explain
-  unhang env print --shell systemd               # for `systemctl edit ollama`
+  unhang env print --shell systemd               # for `systemctl edit SERVICE`
   unhang env clean --user --dry-run
   unhang env install --user --dry-run
   unhang env uninstall --user

@@ -101,19 +101,19 @@ nothing. Results for kernels of another version are out of date and not used.")]
 /// Which records are meant.
 #[derive(Args)]
 struct Which {
-    /// Those about this convolution.
+    /// Only records about this convolution.
     #[arg(long, value_name = "KEY")]
     problem: Option<Problem>,
-    /// Those about this engine: jit, miopen, aten, tiled or cpu.
+    /// Only records about this engine: jit, miopen, aten, tiled or cpu.
     #[arg(long, value_name = "NAME")]
     engine: Option<EngineName>,
-    /// Those that ended with this verdict: works, hangs, crashes, wrong, unsupported or error.
+    /// Only records with this verdict: works, hangs, crashes, wrong, unsupported or error.
     #[arg(long, value_name = "VERDICT")]
     verdict: Option<Verdict>,
-    /// Those from there: probe, run, import or rehearsal.
+    /// Only records from this source: probe, run, import or rehearsal.
     #[arg(long, value_name = "SOURCE")]
     source: Option<RecordSource>,
-    /// Those of the machine with this fingerprint.
+    /// Only records of the machine with this fingerprint.
     #[arg(long, value_name = "FINGERPRINT")]
     machine: Option<String>,
 }

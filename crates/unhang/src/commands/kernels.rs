@@ -75,10 +75,10 @@ struct List {
     /// workgroups execute on the emulator: the longest layer of each family and direction, or every layer of --layers. Minutes.
     #[arg(long, conflicts_with_all = ["shipped", "arch", "reported_as"])]
     predict: bool,
-    /// Predict that many of the ways to compute each layer, in the order of the model by which kernels are chosen.
+    /// How many kernels to predict for each layer, best first by the model that chooses kernels.
     #[arg(long, value_name = "COUNT", default_value_t = 1, requires_all = ["layers", "predict"])]
     candidates: usize,
-    /// Predict the layers in half precision, products in pairs among the ways: they are less exact and never taken unasked.
+    /// Predict in half precision, with kernels that multiply in pairs: less exact, and never used unless you ask.
     #[arg(long, requires = "predict")]
     packed_half: bool,
 }

@@ -152,7 +152,7 @@ impl PlanCommand {
         if !matches!(key.split(':').nth(2), Some("ncdhw" | "ndhwc")) || self.has_options() {
             return Ok(None);
         }
-        let volume: Volume = key.parse().context(format!("{key:?} is no 3-d convolution"))?;
+        let volume: Volume = key.parse().context(format!("{key:?} is not a 3-d convolution"))?;
         let fold = volume.fold(volume.fold_limit())?;
         let first = fold.parts.first().context("it has no parts")?.problem.clone();
         Ok(Some(Folded { volume, first, parts: fold.parts.len() }))

@@ -24,7 +24,7 @@ pub(super) fn read_table(path: &Path) -> anyhow::Result<String> {
 pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {
     let context = || format!("cannot write {}", path.display());
     if path.file_name().is_none() {
-        bail!("{} names no file", path.display());
+        bail!("{} does not name a file", path.display());
     }
     match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(anyhow!("hint: name a file in it").context("it is a folder")),

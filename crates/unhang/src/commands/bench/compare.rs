@@ -11,16 +11,18 @@ use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Evidence, Realm, Record, RecordSource, time};
 
 use super::super::knowledge::{Knowledge, KnowledgeArguments};
-use super::super::text::{print_safe_json, print_text};
+use super::super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, printable, tell};
 
-const REHEARSAL: &str = "REHEARSAL: about a rehearsed card, not a real one; times are those of the CPU that plays it\n";
+const REHEARSAL: &str = "REHEARSAL: about a rehearsed card, not a real one; times are those of the CPU that plays it";
+const LEGEND: &str =
+    "* the fastest that works here; a column with a version or a fingerprint below is what others found, never proof";
 
 /// What to compare.
 #[derive(Args)]
 pub(super) struct Compare {
     /// Compare what rehearsals found instead of what was seen.
-    #[arg(long = "rehearse", visible_alias = "rehearsal")]
+    #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]
     rehearsal: bool,
     #[command(flatten)]
     knowledge: KnowledgeArguments,
@@ -72,7 +74,7 @@ impl Compare {
         if as_json {
             print_safe_json(&to_json(&rows, &knowledge, rehearsal))?;
         } else if !rows.is_empty() {
-            let heading = if rehearsal { REHEARSAL } else { "" };
+            let heading = if rehearsal { wrapped(REHEARSAL, 0, 2) + "\n" } else { String::new() };
             print_text(&format!("{heading}{}", to_text(&rows, &knowledge)))?;
         }
         Ok(if rows.is_empty() { ExitCode::from(CANNOT_TELL) } else { ExitCode::SUCCESS })
@@ -153,12 +155,8 @@ fn to_text(rows: &Rows, knowledge: &Knowledge) -> String {
         }));
         table.add_row(row);
     }
-    format!(
-        "{}\n\n{}\n\n* the fastest that works here; a column with a version or a fingerprint below is what others found, \
-         never proof\n",
-        knowledge.description(),
-        table.trim_fmt()
-    )
+    let machine = wrapped(&knowledge.description(), 0, 2);
+    format!("{machine}\n\n{}\n\n{}\n", table.trim_fmt(), wrapped(LEGEND, 0, 2))
 }
 
 /// A convolution for people, such as `16→32 3×3 64×64`; what is usual is left out.

@@ -314,7 +314,7 @@ impl OpenTasks<'_> {
         let (mut timed, mut failed) = (Vec::new(), Vec::new());
         self.give_next(child)?;
         while let Some(line) = child.next(patience) {
-            match serde_json::from_str(&line).context("the child said what is no event")? {
+            match serde_json::from_str(&line).context("the child answered with something unknown")? {
                 Event::Device { name, architecture, compiler, driver } => {
                     (self.report.device, self.report.architecture) = (name, architecture);
                     (self.report.compiler, self.report.driver) = (compiler, driver);

@@ -76,7 +76,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
             started.elapsed().as_secs_f64(),
         )?;
     }
-    text += "\nThe emulator checks every access to memory and stops at the chip's hazards; it knows no time.\n\
+    text += "\nThe emulator checks every access to memory and stops at the chip's hazards; it does not model time.\n\
              What the kernels do inside torch on a GPU is in docs/internals/gpu.md, and how fast in docs/internals/benchmarks/gpu.md.\n";
     Ok(text)
 }

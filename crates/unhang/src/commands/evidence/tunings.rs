@@ -109,9 +109,9 @@ pub(crate) fn print(store: &Store, as_json: bool) -> anyhow::Result<()> {
         }));
     }
     if tunings.is_empty() {
-        return print_text(
-            "nothing was tuned; `unhang bench --tune` or `unhang.enable(tune=True)` measure on the GPU\n",
-        );
+        let nothing =
+            "nothing was tuned yet; `unhang bench --tune` and `unhang.enable(tune=True)` measure kernels on the GPU";
+        return print_text(&format!("{}\n", wrapped(nothing, 0, 0)));
     }
     let mut out = String::new();
     for tuning in &tunings {

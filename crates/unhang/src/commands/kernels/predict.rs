@@ -51,7 +51,7 @@ struct Row {
     layer: String,
     problem: String,
     choice: String,
-    /// By the model by which kernels are chosen, on an RX 5600 XT.
+    /// What the model that chooses kernels says for an RX 5600 XT.
     estimated_milliseconds: f64,
     cards: Vec<Total>,
     launches: Vec<LaunchReport>,

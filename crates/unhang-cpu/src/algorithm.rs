@@ -45,8 +45,13 @@ pub enum Algorithm {
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
     /// Sums over taps and few channels with pixels in vectors: small groups, images and data gradients of images, and filters
-    /// that meet each pixel once, in NCHW, forward and backward-data. In NHWC planes are made for small groups first.
+    /// that meet each pixel once, in NCHW, forward and backward-data.
     Planes,
+    /// What computes the problem in NCHW, once planes are made of its pixels: small groups in NHWC.
+    ByPlanes,
+    /// A product of matrices with pixels in vectors, once each tap's pixels are brought together: large filters that meet each
+    /// pixel once, in NCHW, forward.
+    Patches,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
 }
@@ -90,6 +95,7 @@ impl Algorithm {
             () if one_group && weights && dense_tap && problem.out_channels() < FEWEST_PACKED => {
                 Algorithm::FewFiltersWeights
             }
+            () if problem.layout() == Layout::Nhwc && planes_pay(problem, isa) => Algorithm::ByPlanes,
             () if weights && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
             () if weights && winograd_axis_wins(problem, isa) => Algorithm::WinogradAxisWeights,
             () if weights && problem.layout() == Layout::Nchw && has_narrow_sides(problem, isa) => {
@@ -101,8 +107,8 @@ impl Algorithm {
             () if winograd_strided_axis_wins(problem, isa) => Algorithm::WinogradStridedAxis,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if tap_of_planes => Algorithm::Pointwise,
+            () if is_of_large_patches(problem) => Algorithm::Patches,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
-            () if problem.layout() == Layout::Nhwc && planes_pay(problem) => Algorithm::Planes,
             () if problem.layout() == Layout::Nchw && has_short_sums(problem, isa) => Algorithm::Planes,
             () => Algorithm::Direct,
         }
@@ -135,6 +141,8 @@ impl Algorithm {
             Algorithm::PointwiseChannels => "pointwise-channels",
             Algorithm::WinogradWeights => "winograd-weights",
             Algorithm::Planes => "planes",
+            Algorithm::ByPlanes => "by-planes",
+            Algorithm::Patches => "patches",
             Algorithm::Direct => "direct",
         }
     }
@@ -181,16 +189,21 @@ fn has_few_channels(problem: &Problem) -> bool {
     problem.kernel() != [1, 1] && has_short_reach(problem) && source >= *FEW_CHANNELS.start() && result <= most
 }
 
-/// Channels of a group up to which planes are made of pixels in NHWC, and columns from which on they are with a stride.
+/// Channels of a group up to which planes are made of pixels in NHWC.
 const SMALL_GROUP: usize = 12;
-/// See [`SMALL_GROUP`].
-const STRIDED_COLUMNS: usize = 28;
+/// Columns from which on they are with a stride, with fewer channels than pixels in vectors want, and for weight gradients.
+const MANY_COLUMNS: usize = 28;
 
-/// Whether a problem of small groups in NHWC is faster by planes, which have to be made of its pixels.
-fn planes_pay(problem: &Problem) -> bool {
+/// Whether a problem of small groups in NHWC is faster in NCHW, though planes have to be made of its pixels.
+fn planes_pay(problem: &Problem, isa: Isa) -> bool {
     let of_group = problem.in_channels().max(problem.out_channels()) / problem.groups();
-    let large = problem.stride() == [1, 1] || problem.in_size()[1] >= STRIDED_COLUMNS;
-    problem.groups() > 1 && of_group <= SMALL_GROUP && large && has_few_channels(problem)
+    let is_small = problem.groups() > 1 && of_group <= SMALL_GROUP && problem.kernel() != [1, 1];
+    let is_large = problem.in_size()[1] >= MANY_COLUMNS;
+    let pays = match problem.direction() {
+        Direction::BackwardWeights => is_large && has_narrow_sides(problem, isa),
+        _ => is_large || (problem.stride() == [1, 1] && has_few_channels(problem)),
+    };
+    is_small && has_short_reach(problem) && pays
 }
 
 /// Channels of the source below which pixels lie in vectors where sums are short: with more the source takes long to deal out.
@@ -235,6 +248,17 @@ fn has_narrow_sides(problem: &Problem, isa: Isa) -> bool {
 /// Whether one tap at most meets each pixel of the source.
 fn is_of_patches(problem: &Problem) -> bool {
     (0..2).all(|axis| (problem.kernel()[axis] - 1) * problem.dilation()[axis] < problem.stride()[axis])
+}
+
+/// Columns of a filter from which on its taps' pixels are brought together.
+const LARGE_PATCH: usize = 8;
+
+/// Whether a forward problem in NCHW is one of large filters that meet each pixel once and leave out none between them.
+fn is_of_large_patches(problem: &Problem) -> bool {
+    (problem.direction(), problem.layout(), problem.groups()) == (Direction::Forward, Layout::Nchw, 1)
+        && [problem.padding(), problem.dilation()] == [[0, 0], [1, 1]]
+        && problem.kernel() == problem.stride()
+        && problem.kernel()[1] >= LARGE_PATCH
 }
 
 /// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.

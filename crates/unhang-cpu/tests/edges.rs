@@ -309,7 +309,8 @@ fn the_table_of_algorithms() {
     // A large patch of a transformer's first layer, whose stride deals out as many phases.
     let patch =
         Specification { in_channels: 3, kernel: [32, 32], stride: [32, 32], in_size: [224, 224], ..image.clone() };
-    assert_eq!(chosen(patch.clone()), Algorithm::Direct);
+    assert_eq!(chosen(patch.clone()), Algorithm::Patches);
+    assert_eq!(chosen(Specification { stride: [33, 32], ..patch.clone() }), Algorithm::Direct);
     assert_eq!(chosen(gradient(patch)), Algorithm::Weights);
     // Filters that reach far over rows would be packed again for every strip.
     let far = |by: i64| Specification { dilation: [by, 1], padding: [by, 1], in_size: [99, 99], ..stem.clone() };
@@ -320,7 +321,8 @@ fn the_table_of_algorithms() {
         [15, 16].map(|channels| chosen(gradient(patches(channels)))),
         [Algorithm::PlaneWeights, Algorithm::Weights]
     );
-    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..narrow(16) }), Algorithm::Weights);
+    let of_pixels = |columns: i64| Specification { layout: Layout::Nhwc, in_size: [9, columns], ..narrow(16) };
+    assert_eq!([27, 28].map(|columns| chosen(of_pixels(columns))), [Algorithm::Weights, Algorithm::ByPlanes]);
     // Small groups, unless results have gaps or channels lie together.
     let small = Specification { groups: 2, ..three.clone() };
     assert_eq!(chosen(small.clone()), Algorithm::Planes);

@@ -129,7 +129,6 @@ const STILL_LONG: &[(&str, &str)] = &[
     ("unhang-cpu/simd/depthwise.rs", "rows"),
     ("unhang-cpu/simd/gather.rs", "rows"),
     ("unhang-cpu/simd/gather.rs", "strip"),
-    ("unhang-cpu/simd/pointwise.rs", "compute"),
     ("unhang-cpu/winograd/filters.rs", "transform"),
     ("unhang-emulator/fast/compute.rs", "compute"),
     ("unhang-gpu/src/model.rs", "matrix_seconds"),

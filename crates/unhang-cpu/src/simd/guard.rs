@@ -320,7 +320,7 @@ fn nothing_beyond_operands_of_small_depthwise_planes_is_touched() {
     }
 }
 
-/// 1×1 taps with a stride, whose pixels are brought together, and small groups in NHWC, of which planes are made.
+/// 1×1 taps with a stride and patches, whose pixels are brought together, and small groups in NHWC, of which planes are made.
 #[test]
 fn nothing_beyond_rearranged_operands_is_touched() {
     let base = Specification { batch: 3, in_size: [13, 17], ..Specification::default() };
@@ -358,6 +358,10 @@ fn nothing_beyond_rearranged_operands_is_touched() {
         strided([64, 32], [2, 1], 2),
         grouped(8, [1, 1]),
         grouped(5, [2, 2]),
+        Specification { in_size: [13, 29], ..grouped(8, [2, 2]) },
+        Specification { in_size: [40, 150], batch: 9, ..grouped(8, [1, 2]) },
+        Specification { in_size: [9, 28], in_channels: 5, ..grouped(2, [2, 1]) },
+        Specification { kernel: [8, 9], stride: [8, 9], in_size: [25, 30], ..strided([3, 20], [8, 9], 1) },
         Specification { in_size: [20, 40], ..wide.clone() },
         wide,
     ];

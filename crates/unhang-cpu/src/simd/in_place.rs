@@ -13,33 +13,16 @@ use std::sync::Arc;
 use unhang_conv::{Direction, Problem};
 
 use super::cache;
-use super::geometry::{Gather, even_parts};
+use super::geometry::even_parts;
 use super::kernels::{Kernels, MAX_VECTORS, PlaneProducts, Run, Tile};
 use super::pairwise::PairwiseSums;
-use super::pointwise::{begin_of_rows, filters_in_parts};
+use super::pointwise::pieces;
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
 
-/// Numbers of filters that stay in a second-level cache while panels of pixels pass by.
-const CACHED_FILTERS: usize = 256 * 1024;
-/// Results at most, and results for each source channel: with more of them packing costs little, and results are written in longer
-/// pieces.
-const MOST_RESULTS: usize = 128;
-/// See [`MOST_RESULTS`].
-const RESULTS_OF_SOURCE: usize = 3;
-/// Pixels of a plane from which on the next one is in another page of memory, and those of far larger ones: packing reads them in
-/// longer pieces.
-const LARGE_PLANES: [usize; 2] = [1024, 4096];
-/// Channels of the source or the result below which such planes are read in place all the same, and results up to which far
-/// larger ones are.
-const FEW_CHANNELS: [usize; 2] = [64, 32];
-/// Pixels of a plane up to which filters pass by as often whichever way planes are read.
-const FEW_PIXELS: usize = 64;
-/// Results from which on it pays to pack images beside each other, whose planes would not fill their vectors.
-const JOINED_RESULTS: usize = 64;
 /// Numbers of a source that is read for some rows after the other: they stay in the first-level cache or, where more is written
 /// than read, in the second-level one, so that results are written in longer pieces.
 const UNIT_NUMBERS: [usize; 2] = [8 * 1024, 16 * 1024];
@@ -225,87 +208,12 @@ impl Product<'_> {
     }
 }
 
-/// The pieces of some columns that belong to one image each: the first column, and how many.
-fn pieces(pixels: usize, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
-    let images = begin / pixels..end.div_ceil(pixels);
-    images.map(move |image| {
-        let first = begin.max(image * pixels);
-        (first, end.min((image + 1) * pixels) - first)
-    })
-}
-
 /// Columns of one unit of work, the last of which has more: whole panels, and at least two units for each of several threads,
 /// where there are as many products.
 fn unit_columns(width: usize, columns: usize, products: usize, threads: usize) -> (usize, usize) {
     let wanted = if threads > 1 { (2 * threads).div_ceil(products) } else { 1 };
     let of_unit = columns.div_ceil(wanted).next_multiple_of(width);
     (of_unit, (columns / of_unit).max(1))
-}
-
-/// Whether a 1×1 convolution in NCHW reads its source in place: its filters stay in a cache and packing costs much of its time,
-/// or its planes are so small that filters pass by for each of them anyway.
-pub(super) fn is_better(gather: &Gather) -> bool {
-    let pixels = gather.axes[0].source * gather.axes[1].source;
-    let (sources, results) = (gather.source_channels, gather.result_channels);
-    let reads_short_pieces = match pixels {
-        _ if pixels >= LARGE_PLANES[1] => results > FEW_CHANNELS[1],
-        _ if pixels >= LARGE_PLANES[0] => sources.min(results) >= FEW_CHANNELS[0],
-        _ => false,
-    };
-    let packing_costs = results <= MOST_RESULTS.min(RESULTS_OF_SOURCE * sources) && !reads_short_pieces;
-    pixels <= FEW_PIXELS || (gather.weight_group <= CACHED_FILTERS && packing_costs)
-}
-
-/// 1×1 in NCHW without stride and padding, forward and backward-data. `bias` goes along the result's channels.
-///
-/// # Panics
-/// When a slice is not as long as the gather says, or the gather is another one.
-pub(super) fn pointwise(gather: &Gather, work: Work<'_>) {
-    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
-    let [rows, columns] = &gather.axes;
-    assert!(gather.axes.iter().all(|a| a.source == a.result && a.in_step * a.out_step * a.span == 1 && a.low == 0));
-    let (sources, results) = (gather.source_channels, gather.result_channels);
-    let pixels = rows.source * columns.source;
-    let planes = gather.batch * gather.groups;
-    assert_eq!(source.len(), planes * sources * pixels, "the source's length");
-    assert_eq!(result.len(), planes * results * pixels, "the result's length");
-    assert_eq!(weight.len(), gather.groups * sources * results, "the filter's length");
-
-    let lanes = kernels.lanes;
-    // Groups of one image lie between the channels of the same group of two.
-    let can_join = gather.groups == 1 && gather.batch > 1;
-    let is_uneven = pixels <= FEW_PIXELS && !pixels.is_multiple_of(lanes);
-    let joins = pixels < lanes || (can_join && is_uneven && results >= JOINED_RESULTS);
-    let together = if joins && can_join { gather.batch } else { 1 };
-    let most = if joins { MAX_VECTORS } else { pixels / lanes };
-    let vectors = choose_tile(kernels, together * pixels, results, 1).vectors.min(most);
-    let width = vectors * lanes;
-    let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
-    let filters = filters_in_parts(gather, kernels, weight, &parts, gather.batch * pixels);
-    let (begin, begin_step) = begin_of_rows(bias, width);
-    let result = Shared(result.as_mut_ptr());
-    let product = |image_and_group: usize| {
-        let group = image_and_group % gather.groups;
-        Product {
-            kernels,
-            parts: &parts,
-            inner: sources,
-            first: &filters[group * results * sources..][..results * sources],
-            second: &source[image_and_group * sources * pixels..][..together * sources * pixels],
-            vectors,
-            begin: Begin::Rows(&begin[group * results * begin_step..], begin_step),
-            // SAFETY: the first of the product's own results.
-            result: Shared(unsafe { result.get().add(image_and_group * results * pixels) }),
-            columns: if joins { Columns::OfImages(pixels) } else { Columns::Together(pixels) },
-        }
-    };
-    let (columns, products) = (together * pixels, planes / together);
-    let (of_unit, units) = unit_columns(width, columns, products, threads);
-    for_each_unit(threads, products * units, |unit| {
-        let (product_number, unit) = (unit / units, unit % units);
-        let end = if unit + 1 == units { columns } else { (unit + 1) * of_unit };
-        product(product_number).compute(unit * of_unit, end);
-    });
 }
 
 /// Transposes a matrix of that many columns.

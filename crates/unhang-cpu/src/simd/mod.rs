@@ -32,7 +32,7 @@ pub(crate) mod winograd;
 mod work;
 mod workspace;
 
-use unhang_conv::{Layout, Problem};
+use unhang_conv::Problem;
 
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
@@ -69,19 +69,19 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::SinglePixels => in_place::single_pixels(problem, work),
         Algorithm::SinglePixelsWeights => in_place::single_pixels_weights(problem, work),
         Algorithm::FewFiltersWeights => in_place::few_filters_weights(problem, work),
-        Algorithm::Pointwise => match gather() {
-            gather if in_place::is_better(&gather) => in_place::pointwise(&gather, work),
-            gather => pointwise::compute(&gather, work),
-        },
+        Algorithm::Pointwise => pointwise::compute(&gather(), work),
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
         Algorithm::WinogradAxisWeights => winograd::axis_gradient::compute(problem, work),
         Algorithm::WinogradAxis => winograd::axis::compute(problem, work),
         Algorithm::WinogradStridedAxis => winograd::strided_axis::compute(problem, work),
         Algorithm::Winograd => winograd::compute(problem, work),
         Algorithm::PointwiseChannels => channels::compute(&gather(), work),
-        Algorithm::Planes if problem.layout() == Layout::Nhwc => {
-            rearranged::compute_by_planes(problem, work, |planes, work| compute_with(planes, algorithm, work));
-        }
+        Algorithm::ByPlanes => rearranged::compute_by_planes(problem, work, |planes, work| {
+            compute_with(planes, Algorithm::choose(planes, work.kernels.isa).by_definition(), work);
+        }),
+        Algorithm::Patches => rearranged::compute_patches(problem, work, |dense, work| {
+            compute_with(dense, Algorithm::Pointwise, work);
+        }),
         Algorithm::Planes => planes::compute(&gather(), work),
         Algorithm::Direct => gather::compute(&gather(), work),
     }

@@ -1,8 +1,9 @@
-//! 1×1 convolutions in NCHW as products of matrices, forward and backward-data, with more filters than stay in a cache.
+//! 1×1 convolutions in NCHW as products of matrices, forward and backward-data.
 //!
 //! A plane's pixels lie next to each other on both sides, so pixels are what is in vectors and filters are what is
-//! broadcast: the result needs no transposition and is written where it belongs. Panels of pixels are packed, a few at
-//! a time, so that their channels lie together and the memory behind them is read in long pieces.
+//! broadcast: the result needs no transposition and is written where it belongs. The first filters that meet a panel of
+//! pixels read it in place and pack it meanwhile, so that its channels lie together, aligned, for all others. Where
+//! planes do not fill their vectors the pixels of all images are one line, and a panel may have those of several.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -10,20 +11,34 @@ use std::sync::Arc;
 use super::cache;
 use super::gather::FETCH_NUMBERS;
 use super::geometry::{Gather, even_parts};
-use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::kernels::{Kernels, MAX_VECTORS, PackingTile, Run, Tile};
 use super::source::prefetch_early;
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
-/// Source channels that are summed at a time at most: a panel of them stays in the first-level cache.
-const MOST_CHANNELS: usize = 288;
+/// Source channels that are summed at a time at most: a panel of them stays close to the first-level cache.
+const MOST_CHANNELS: usize = 384;
 /// Pixels of one unit of work at least: as long are the pieces in which planes are read and written.
 const UNIT_PIXELS: usize = 256;
+/// With several threads, which have to get some units each.
+const SHARED_UNIT_PIXELS: usize = 128;
 /// Packed numbers of a unit with more pixels. With few channels pieces may be long, and results that do not stay in a cache
 /// are written twice as fast so.
 const UNIT_NUMBERS: usize = 32 * 1024;
+/// Pixels of all images up to which filters are read where they lie: packing would cost as much as multiplying, and so would a
+/// look whether they are still those that were packed.
+const FEW_PIXELS: usize = 128;
+/// Results up to which panels are as wide as they can be with [`WIDE_SCALARS`]: reading them takes longer than multiplying them.
+const FEW_RESULTS: usize = 32;
+/// See [`FEW_RESULTS`].
+const WIDE_SCALARS: usize = 6;
+/// Parts of the filters from which on what is read next is asked for all the while, and not only from panel to panel.
+const MANY_PARTS: usize = 8;
+/// The sums of one tile at most: those that registers hold.
+const TILE_NUMBERS: usize = 32 * 16;
+
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
@@ -34,143 +49,297 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     assert!(gather.axes.iter().all(|a| a.source == a.result && a.in_step * a.out_step * a.span == 1 && a.low == 0));
     let (sources, results) = (gather.source_channels, gather.result_channels);
     let pixels = rows.source * columns.source;
-    assert_eq!(source.len(), gather.batch * gather.groups * sources * pixels, "the source's length");
-    assert_eq!(result.len(), gather.batch * gather.groups * results * pixels, "the result's length");
+    let planes = gather.batch * gather.groups;
+    assert_eq!(source.len(), planes * sources * pixels, "the source's length");
+    assert_eq!(result.len(), planes * results * pixels, "the result's length");
     assert_eq!(weight.len(), gather.groups * sources * results, "the filter's length");
 
     let lanes = kernels.lanes;
-    let vectors = choose_tile(kernels, pixels, results, 1).vectors;
-    let width = vectors * lanes;
-    let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
-    let filters = filters_in_parts(gather, kernels, weight, &parts, gather.batch * pixels);
-    let (begin, begin_step) = begin_of_rows(bias, width);
-    let (filters, begin): (&[f32], &[f32]) = (&filters, &begin);
-
-    // Channels that are summed at a time, as even as can be.
-    let source_block = sources.div_ceil(sources.div_ceil(MOST_CHANNELS));
-    let panels = pixels.div_ceil(width);
-    let unit_panels = (UNIT_NUMBERS / (source_block * width)).max(UNIT_PIXELS / width);
-    // For several threads at least two units each, where there are as many of the least.
-    let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
-    let unit_panels = unit_panels.min(panels.div_ceil(wanted).max(UNIT_PIXELS / width));
-    // Units are even, and for one thread half as long again at most: the last is not left with short pieces, and planes of few
-    // pixels are read as a whole, one after the other.
-    let longest = if threads > 1 { unit_panels } else { unit_panels + unit_panels / 2 };
-    let unit_panels = panels.div_ceil(panels.div_ceil(longest));
-    let chunks = panels.div_ceil(unit_panels);
-    let result = Shared(result.as_mut_ptr());
-    let units = gather.batch * gather.groups * chunks;
-    // A unit's image and group, first pixel and pixels.
-    let place_of = |unit: usize| {
-        let first_pixel = unit % chunks * unit_panels * width;
-        (unit / chunks, first_pixel, (unit_panels * width).min(pixels - first_pixel))
+    // Groups of one image lie between the channels of the same group of two.
+    let joined = gather.groups == 1 && !pixels.is_multiple_of(lanes);
+    let columns = if joined { gather.batch * pixels } else { pixels };
+    let filters_lie = gather.batch * pixels <= FEW_PIXELS && gather.weight[..2] == [sources, 1];
+    let most = columns.div_ceil(lanes).min(MAX_VECTORS);
+    let wide = (1..=most).rev().find(|&vectors| kernels.most_scalars(vectors, 1) >= WIDE_SCALARS);
+    let vectors = match wide {
+        _ if filters_lie => most,
+        Some(wide) if results <= FEW_RESULTS => wide,
+        _ => choose_tile(kernels, columns, results, 1).vectors,
     };
-    let fetch = source.len() > FETCH_NUMBERS;
-    for_each_unit(threads, units, |unit| {
-        let (image_and_group, first_pixel, unit_pixels) = place_of(unit);
-        let group = image_and_group % gather.groups;
-        let first_result = image_and_group * results * pixels;
-        let unit_panels = unit_pixels.div_ceil(width);
-        let all_sources = source;
-        let source = &source[image_and_group * sources * pixels..][..sources * pixels];
-        let whole_panels = unit_pixels / width;
-        let rest = unit_pixels % width;
-        let mut packed = Workspace::take(source_block * width * unit_panels);
-        let mut part_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
-        let mut first = 0;
-        while first < sources {
-            let channels = source_block.min(sources - first);
-            let of_panel = channels * width;
-            let packed = &mut packed[..of_panel * unit_panels];
-            if rest > 0 {
-                packed[whole_panels * of_panel..].fill(0.0);
-            }
-            // All panels of a channel at a time, so that memory is read in long pieces.
-            for channel in 0..channels {
-                let from = &source[(first + channel) * pixels + first_pixel..][..unit_pixels];
-                // SAFETY: `unit_pixels` numbers are cut into whole panels and a rest, each to its own row of the packed
-                // panels, which are `of_panel` apart and end `of_panel - channel × width` behind the first row.
-                unsafe {
-                    let to = packed.as_mut_ptr().add(channel * width);
-                    (kernels.rows)(from.as_ptr(), width, to, of_panel, width, whole_panels);
-                    if rest > 0 {
-                        (kernels.row)(
-                            from.as_ptr().add(whole_panels * width),
-                            1,
-                            rest,
-                            to.add(whole_panels * of_panel),
-                        );
-                    }
-                }
-            }
-            // What is packed next is asked for while this is multiplied: the unit's next channels, or the first of the unit that
-            // this thread takes next if all take as long.
-            let next = match first + channels {
-                next if next < sources => Some((unit, next)),
-                _ => Some((unit + threads, 0)).filter(|next| next.0 < units),
-            };
-            let tiles = parts.len() * unit_panels;
-            let ask_for_next = |tile: usize| {
-                if let Some((unit, first)) = next.filter(|_| fetch) {
-                    let (image_and_group, first_pixel, unit_pixels) = place_of(unit);
-                    let channels = source_block.min(sources - first);
-                    for channel in tile * channels / tiles..(tile + 1) * channels / tiles {
-                        let plane = image_and_group * sources + first + channel;
-                        prefetch_early(all_sources[plane * pixels + first_pixel..].as_ptr(), unit_pixels);
-                    }
-                }
-            };
-            for (number, &(part, scalars)) in parts.iter().enumerate() {
-                let filters = &filters[(group * results + part) * sources + first * scalars..][..channels * scalars];
-                for panel in 0..unit_panels {
-                    ask_for_next(number * unit_panels + panel);
-                    let count = width.min(unit_pixels - panel * width);
-                    let vectors = count.div_ceil(lanes);
-                    let is_whole = count == vectors * lanes;
-                    let to = first_result + part * pixels + first_pixel + panel * width;
-                    // SAFETY: a panel has `channels` rows of whole vectors, the filters as many of `scalars`. Sums go to
-                    // this panel's own pixels of the result, which no other unit writes, if they fill the vectors, and
-                    // by way of a buffer that is large enough if not.
-                    unsafe {
-                        let to = result.get().add(to);
-                        let (sums, sums_step) =
-                            if is_whole { (to, pixels) } else { (part_sums.as_mut_ptr(), vectors * lanes) };
-                        if !is_whole && first > 0 {
-                            (kernels.rows)(to, pixels, sums, sums_step, count, scalars);
-                        }
-                        let (init, init_step) = if first > 0 {
-                            (sums.cast_const(), sums_step)
-                        } else {
-                            (begin.as_ptr().add((group * results + part) * begin_step), begin_step)
-                        };
-                        kernels.tile(vectors, 1, scalars, 1)(&Tile {
-                            x: filters.as_ptr(),
-                            w: packed.as_ptr().add(panel * of_panel),
-                            runs: &[Run { x: 0, w: 0 }],
-                            count: channels,
-                            pitch: 1,
-                            row_step: 0,
-                            x_step: scalars,
-                            w_step: width,
-                            init,
-                            init_step,
-                            sums,
-                            sums_step,
-                            fetch: false,
-                        });
-                        if !is_whole {
-                            (kernels.rows)(sums, sums_step, to, pixels, count, scalars);
-                        }
-                    }
-                }
-            }
-            first += channels;
-        }
+    let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
+    let packed = (!filters_lie).then(|| filters_in_parts(gather, kernels, weight, &parts, gather.batch * pixels));
+    let (begin, begin_step) = begin_of_rows(bias, vectors * lanes);
+    let pointwise = Pointwise {
+        gather,
+        kernels,
+        source,
+        filters: packed.as_ref().map_or(Filters::InPlace(weight), |packed| Filters::Packed(packed)),
+        begin: (&begin, begin_step),
+        result: Shared(result.as_mut_ptr()),
+        vectors,
+        pixels,
+        // As even as can be.
+        source_block: sources.div_ceil(sources.div_ceil(MOST_CHANNELS)),
+    };
+    let products = planes * pixels / columns;
+    let of_unit = pointwise.unit_columns(columns, products, threads);
+    let chunks = columns.div_ceil(of_unit);
+    // Few pixels: the filters are shared out too.
+    let wanted = if threads > 1 { (2 * threads).div_ceil(products * chunks) } else { 1 };
+    let shares: Vec<(usize, usize)> = even_parts(parts.len(), parts.len().div_ceil(wanted)).collect();
+    let units = products * chunks * shares.len();
+    let unit = |number: usize| {
+        let (chunk, (first, count)) = (number / shares.len(), shares[number % shares.len()]);
+        let begin = chunk % chunks * of_unit;
+        Unit { product: chunk / chunks, begin, end: columns.min(begin + of_unit), parts: &parts[first..first + count] }
+    };
+    let fetch = source.len() > FETCH_NUMBERS && parts.len() >= MANY_PARTS;
+    for_each_unit(threads, units, |number| {
+        // The one that this thread takes next if all take as long.
+        let next = Some(number + threads).filter(|&next| fetch && next < units).map(unit);
+        pointwise.unit(&unit(number), next.as_ref(), fetch);
     });
 }
 
+/// Everything that is the same for all units.
+struct Pointwise<'a> {
+    gather: &'a Gather,
+    kernels: &'static Kernels,
+    source: &'a [f32],
+    filters: Filters<'a>,
+    /// What sums begin with: vectors for each row, that far apart.
+    begin: (&'a [f32], usize),
+    result: Shared,
+    /// Vectors of a panel.
+    vectors: usize,
+    /// Pixels of a plane.
+    pixels: usize,
+    /// Source channels that are summed at a time.
+    source_block: usize,
+}
+
+/// Where the filters are.
+#[derive(Clone, Copy)]
+enum Filters<'a> {
+    /// As [`filters_in_parts`] packs them.
+    Packed(&'a [f32]),
+    /// Where they lie, with the source channels of each together.
+    InPlace(&'a [f32]),
+}
+
+/// Some columns of a product, and the filters that they are multiplied by. A product has the pixels of one group of one image, or
+/// of all images.
+struct Unit<'a> {
+    product: usize,
+    begin: usize,
+    end: usize,
+    parts: &'a [(usize, usize)],
+}
+
+/// Some columns of a unit.
+struct Panel {
+    at: usize,
+    end: usize,
+    vectors: usize,
+    /// Whether they fill their vectors and belong to one image.
+    is_direct: bool,
+    /// Where the first is in the unit's first source channel, and in its first result.
+    places: [usize; 2],
+    /// From its numbers to those of the next.
+    ahead: usize,
+}
+
+/// Some filters, the first and how many, and some source channels, likewise.
+struct Part {
+    product: usize,
+    filters: (usize, usize),
+    /// Whether no others have met the panels' channels before.
+    is_first: bool,
+    first: usize,
+    channels: usize,
+}
+
+impl Pointwise<'_> {
+    /// Columns of one unit of work: whole panels.
+    fn unit_columns(&self, columns: usize, products: usize, threads: usize) -> usize {
+        let width = self.vectors * self.kernels.lanes;
+        let panels = columns.div_ceil(width);
+        let most = (UNIT_NUMBERS / (self.source_block * width)).max(UNIT_PIXELS / width);
+        if threads > 1 {
+            // At least two units each, where there are as many of the least.
+            let wanted = (2 * threads).div_ceil(products);
+            let most = most.min(panels.div_ceil(wanted).max(SHARED_UNIT_PIXELS / width));
+            return panels.div_ceil(panels.div_ceil(most)) * width;
+        }
+        // Units are even, and half as long again at most: the last is not left with short pieces, and planes of few pixels are
+        // read as a whole, one after the other.
+        panels.div_ceil(panels.div_ceil(most + most / 2)) * width
+    }
+
+    /// The panels of a unit.
+    fn panels(&self, unit: &Unit<'_>) -> Vec<Panel> {
+        let (lanes, width) = (self.kernels.lanes, self.vectors * self.kernels.lanes);
+        let panel = |at: usize| {
+            let end = unit.end.min(at + width);
+            let vectors = (end - at).div_ceil(lanes);
+            let is_direct = end - at == vectors * lanes && at / self.pixels == (end - 1) / self.pixels;
+            let ahead = if end < unit.end { width } else { 0 };
+            Panel { at, end, vectors, is_direct, places: self.places(unit.product, at), ahead }
+        };
+        (unit.begin..unit.end).step_by(width).map(panel).collect()
+    }
+
+    /// Computes a unit; what is read next is asked for meanwhile.
+    fn unit(&self, unit: &Unit<'_>, next: Option<&Unit<'_>>, fetch: bool) {
+        let width = self.vectors * self.kernels.lanes;
+        let panels = self.panels(unit);
+        let tiles = unit.parts.len() * panels.len();
+        let sources = self.gather.source_channels;
+        let mut packed = Workspace::take(self.source_block * width * panels.len());
+        let mut buffer = [0.0f32; TILE_NUMBERS];
+        for first in (0..sources).step_by(self.source_block) {
+            let channels = self.source_block.min(sources - first);
+            let later = match first + channels {
+                behind if behind < sources => Some((unit, behind)).filter(|_| fetch),
+                _ => next.map(|next| (next, 0)),
+            };
+            for (number, part) in unit.parts.iter().enumerate() {
+                for (of_part, (panel, packed)) in panels.iter().zip(packed.chunks_mut(channels * width)).enumerate() {
+                    if let Some((later, first)) = later {
+                        self.ask_for(later, first, number * panels.len() + of_part, tiles);
+                    }
+                    let tile = Part { product: unit.product, filters: *part, is_first: number == 0, first, channels };
+                    self.tile(&tile, panel, packed, &mut buffer);
+                }
+            }
+        }
+    }
+
+    /// Asks for a unit's source channels from `first` on: the share of one tile of those that are computed meanwhile.
+    fn ask_for(&self, unit: &Unit<'_>, first: usize, tile: usize, tiles: usize) {
+        let channels = self.source_block.min(self.gather.source_channels - first);
+        for channel in tile * channels / tiles..(tile + 1) * channels / tiles {
+            for (column, count) in pieces(self.pixels, unit.begin, unit.end) {
+                let [place, _] = self.places(unit.product, column);
+                prefetch_early(self.source[place + (first + channel) * self.pixels..].as_ptr(), count);
+            }
+        }
+    }
+
+    /// Where a column is in the first channel of its source and of its result.
+    fn places(&self, product: usize, column: usize) -> [usize; 2] {
+        let (image, pixel) = (product + column / self.pixels, column % self.pixels);
+        [self.gather.source_channels, self.gather.result_channels]
+            .map(|channels| image * channels * self.pixels + pixel)
+    }
+
+    /// The scalars of some filters for some channels: from the first on, and how far the next filter's is, and the next channel's.
+    fn scalars(&self, part: &Part) -> (&[f32], [usize; 2]) {
+        let (sources, results) = (self.gather.source_channels, self.gather.result_channels);
+        let (row, rows) = part.filters;
+        let place = (part.product % self.gather.groups * results + row) * sources;
+        match self.filters {
+            Filters::Packed(filters) => (&filters[place + part.first * rows..][..part.channels * rows], [1, rows]),
+            Filters::InPlace(filters) => {
+                (&filters[place + part.first..][..(rows - 1) * sources + part.channels], [sources, 1])
+            }
+        }
+    }
+
+    /// A panel's sums of some filters over some channels. They go to the result if the panel is direct, and by way of a buffer if
+    /// not.
+    fn tile(&self, part: &Part, panel: &Panel, packed: &mut [f32], buffer: &mut [f32; TILE_NUMBERS]) {
+        let (kernels, pixels) = (self.kernels, self.pixels);
+        let (width, of_panel) = (self.vectors * kernels.lanes, panel.vectors * kernels.lanes);
+        let (row, rows) = part.filters;
+        let (filters, [pitch, x_step]) = self.scalars(part);
+        let packs = part.is_first && panel.is_direct && pitch == 1;
+        if part.is_first && !packs {
+            self.pack(part, panel, packed);
+        }
+        // SAFETY: a place in this unit's own part of the result.
+        let result_at = |[_, place]: [usize; 2]| unsafe { self.result.get().add(place + row * pixels) };
+        let (sums, sums_step) =
+            if panel.is_direct { (result_at(panel.places), pixels) } else { (buffer.as_mut_ptr(), of_panel) };
+        let copied = || {
+            let all = (!panel.is_direct).then(|| pieces(pixels, panel.at, panel.end));
+            all.into_iter()
+                .flatten()
+                .map(|(column, count)| (column - panel.at, result_at(self.places(part.product, column)), count))
+        };
+        // SAFETY: a panel has `channels` rows of whole vectors, packed or in place in one image; the filters as many of `rows`.
+        // Sums go to this panel's own pixels of the result, which no other unit writes, or to the buffer, which has room for the
+        // largest tile.
+        unsafe {
+            let (init, init_step) = if part.first == 0 {
+                let (begin, step) = self.begin;
+                let group = part.product % self.gather.groups;
+                (begin[(group * self.gather.result_channels + row) * step..].as_ptr(), step)
+            } else {
+                for (at, result, count) in copied() {
+                    (kernels.rows)(result, pixels, sums.add(at), sums_step, count, rows);
+                }
+                (sums.cast_const(), sums_step)
+            };
+            let tile = Tile {
+                x: filters.as_ptr(),
+                w: packed.as_ptr(),
+                runs: &[Run { x: 0, w: 0 }],
+                count: part.channels,
+                pitch,
+                row_step: panel.ahead,
+                x_step,
+                w_step: width,
+                init,
+                init_step,
+                sums,
+                sums_step,
+                fetch: false,
+            };
+            if packs {
+                let from = &self.source[panel.places[0] + part.first * pixels..];
+                let tile = Tile { w: from[..(part.channels - 1) * pixels + of_panel].as_ptr(), w_step: pixels, ..tile };
+                let to = packed[..part.channels * width].as_mut_ptr();
+                kernels.packing_tile(panel.vectors, rows)(&PackingTile { tile, to, to_step: width });
+            } else {
+                kernels.tile(panel.vectors, 1, rows, pitch)(&tile);
+            }
+            for (at, result, count) in copied() {
+                (kernels.rows)(sums.add(at), sums_step, result, pixels, count, rows);
+            }
+        }
+    }
+
+    /// Packs some channels of a panel, with zeros behind its last column.
+    fn pack(&self, part: &Part, panel: &Panel, packed: &mut [f32]) {
+        let width = self.vectors * self.kernels.lanes;
+        assert!(packed.len() >= part.channels * width && panel.end - panel.at <= width);
+        if panel.end - panel.at < width {
+            packed.fill(0.0);
+        }
+        for (column, count) in pieces(self.pixels, panel.at, panel.end) {
+            let [place, _] = self.places(part.product, column);
+            let from = &self.source[place + part.first * self.pixels..][..(part.channels - 1) * self.pixels + count];
+            // SAFETY: this many pixels of each channel of an image, to rows of the panel.
+            unsafe {
+                let to = packed.as_mut_ptr().add(column - panel.at);
+                (self.kernels.rows)(from.as_ptr(), self.pixels, to, width, count, part.channels);
+            }
+        }
+    }
+}
+
+/// The pieces of some columns that belong to one image each: the first column, and how many.
+pub(super) fn pieces(pixels: usize, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+    let images = begin / pixels..end.div_ceil(pixels);
+    images.map(move |image| {
+        let first = begin.max(image * pixels);
+        (first, end.min((image + 1) * pixels) - first)
+    })
+}
+
 /// The filters of all groups, packed part by part; kept where that pays.
-pub(super) fn filters_in_parts(
+fn filters_in_parts(
     gather: &Gather,
     kernels: &Kernels,
     weight: &[f32],
@@ -192,7 +361,7 @@ pub(super) fn filters_in_parts(
 }
 
 /// What sums of rows begin with, and how far apart that is: each row's bias in vectors, or the same zeros for all.
-pub(super) fn begin_of_rows(bias: Option<&[f32]>, width: usize) -> (Workspace, usize) {
+fn begin_of_rows(bias: Option<&[f32]>, width: usize) -> (Workspace, usize) {
     let mut begin = Workspace::take(bias.map_or(width, |bias| bias.len() * width));
     match bias {
         Some(bias) => begin.chunks_mut(width).zip(bias).for_each(|(vectors, &bias)| vectors.fill(bias)),

@@ -26,8 +26,8 @@ pub(crate) struct Tile<'a> {
     pub count: usize,
     /// From one scalar of a step to the next: what the kernel was looked up with.
     pub pitch: usize,
-    /// From one row of scalars to the next; in [`Kernels::streaming_tile`]s, which have one, from a step's vectors to those that
-    /// are asked for.
+    /// From one row of scalars to the next; in [`Kernels::streaming_tile`]s and packing ones, which have one, from a step's
+    /// vectors to those that are asked for.
     pub row_step: usize,
     /// From one step's first scalar to the next's.
     pub x_step: usize,
@@ -45,6 +45,20 @@ pub(crate) struct Tile<'a> {
     /// stay in the cache.
     pub fetch: bool,
 }
+
+/// A tile of one run that packs its vectors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PackingTile<'a> {
+    /// What is computed, with one row of neighbouring scalars.
+    pub tile: Tile<'a>,
+    /// Where the vectors of the first step go.
+    pub to: *mut f32,
+    /// From one step's to the next's.
+    pub to_step: usize,
+}
+
+/// The micro-kernel that packs, for one shape of tile.
+pub(crate) type PackingTileKernel = unsafe fn(&PackingTile<'_>);
 
 /// The micro-kernel for one shape of tile.
 pub(crate) type TileKernel = unsafe fn(&Tile<'_>);

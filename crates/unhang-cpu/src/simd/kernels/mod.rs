@@ -18,9 +18,9 @@ use super::vector::{Portable, Vector};
 use crate::isa::Isa;
 pub(super) use arguments::{
     CorrelateChannelsKernel, CorrelateKernel, GradientPlanes, GradientProductsKernel, GradientRows, MOST_TAPS,
-    PaddedRows, Pixels, PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel, ProductsKernel,
-    ProductsKernelOfElement, ProductsTogetherKernel, RowKernel, Rows, RowsKernel, Run, TAP_COUNTS, TapColumn, Tile,
-    TileKernel, TransposeKernel,
+    PackingTile, PackingTileKernel, PaddedRows, Pixels, PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel,
+    ProductsKernel, ProductsKernelOfElement, ProductsTogetherKernel, RowKernel, Rows, RowsKernel, Run, TAP_COUNTS,
+    TapColumn, Tile, TileKernel, TransposeKernel,
 };
 pub(super) use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
 pub(super) use winograd::{
@@ -38,6 +38,8 @@ pub(super) const COMMON_PITCH: usize = 64;
 
 /// The kernels of one instruction set.
 pub(super) struct Kernels {
+    /// The instruction set.
+    pub isa: Isa,
     /// Numbers in a vector.
     pub lanes: usize,
     /// The scalars that the registers hold with that many vectors (index 0 is for none).
@@ -50,6 +52,8 @@ pub(super) struct Kernels {
     pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Tiles of one row of neighbouring scalars that ask for vectors further ahead.
     streaming_tiles: fn(usize, usize) -> Option<TileKernel>,
+    /// Such tiles that pack their vectors too.
+    packing_tiles: fn(usize, usize) -> Option<PackingTileKernel>,
     /// Transposition.
     pub transpose: TransposeKernel,
     /// Copying of a row.
@@ -125,12 +129,14 @@ impl Kernels {
             Some(|_| {})
         }
         Kernels {
+            isa: self.isa,
             lanes: self.lanes,
             scalars: self.scalars,
             tiles,
             common_tiles: tiles,
             pitched_tiles: tiles,
             streaming_tiles: |_, _| Some(|_| {}),
+            packing_tiles: |_, _| Some(|_| {}),
             transpose: |_, _, _, _, _, _| {},
             row: |_, _, _, _| {},
             rows: |_, _, _, _, _, _| {},
@@ -191,6 +197,14 @@ impl Kernels {
         (self.streaming_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 
+    /// The same micro-kernel, which packs its vectors too.
+    ///
+    /// # Panics
+    /// When there is no such tile: see [`Kernels::most_scalars`].
+    pub(super) fn packing_tile(&self, vectors: usize, scalars: usize) -> PackingTileKernel {
+        (self.packing_tiles)(vectors, scalars).expect("the tile fits the registers")
+    }
+
     /// Sums of a weight gradient with pixels in vectors for this many filters and places.
     ///
     /// # Panics
@@ -238,7 +252,7 @@ macro_rules! kernel {
 /// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row. Behind it
 /// the same for sums of filters by places: the most, and the places that there are with each number of filters.
 macro_rules! kernels {
-    ($module:ident, $vector:ty, [$(#[$features:meta])?], $registers:expr,
+    ($module:ident, $vector:ident, [$(#[$features:meta])?], $registers:expr,
         $($vectors:literal by $rows:literal [$($scalars:literal)*])*;
         $places_tile:expr, $($filters:literal of [$($places:literal)*])*) => {
         mod $module {
@@ -248,6 +262,9 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; pitched_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with tile.pitch);
             kernel!([$(#[$features])?] $vector; common_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with COMMON_PITCH);
             kernel!([$(#[$features])?] $vector; streaming_tile_of [P VECTORS] (tile: &Tile<'_>) = tile::streaming);
+            kernel!([$(#[$features])?] $vector; packing_tile_of [P VECTORS] (
+                tile: &PackingTile<'_>
+            ) = tile::packing);
             kernel!([$(#[$features])?] $vector; transpose [] (
                 from: *const f32, row_step: usize, rows: usize, columns: usize, to: *mut f32, offsets: *const usize
             ) = copy::transpose);
@@ -336,6 +353,13 @@ macro_rules! kernels {
                 }
             }
 
+            fn packing_tiles(vectors: usize, scalars: usize) -> Option<PackingTileKernel> {
+                match (vectors, 1, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(packing_tile_of::<$scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
             fn tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
                 match (vectors, rows, scalars) {
                     $($(($vectors, $rows, $scalars) => Some(tile::<$rows, $scalars, $vectors>),)*)*
@@ -358,12 +382,14 @@ macro_rules! kernels {
             }
 
             pub(super) static KERNELS: Kernels = Kernels {
+                isa: Isa::$vector,
                 lanes: <$vector>::LANES,
                 scalars: $registers,
                 tiles,
                 common_tiles,
                 pitched_tiles,
                 streaming_tiles,
+                packing_tiles,
                 transpose,
                 row,
                 rows,

@@ -1,6 +1,6 @@
 //! The micro-kernel.
 
-use super::Tile;
+use super::{PackingTile, Tile};
 use crate::simd::vector::Vector;
 
 /// # Safety
@@ -11,7 +11,7 @@ pub(super) unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTO
     pitch: usize,
 ) {
     // SAFETY: the same conditions.
-    unsafe { body::<V, R, P, VECTORS, false>(tile, pitch) }
+    unsafe { body::<V, R, P, VECTORS>(tile, pitch, |_, _, _| {}) }
 }
 
 /// One row of scalars beside each other; the vectors that lie `row_step` ahead of those of each step are asked for meanwhile.
@@ -20,16 +20,40 @@ pub(super) unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTO
 /// As [`tile`].
 #[inline(always)]
 pub(super) unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
-    // SAFETY: the same conditions.
-    unsafe { body::<V, 1, P, VECTORS, true>(tile, 1) }
+    // SAFETY: the same conditions; asking touches nothing.
+    unsafe { body::<V, 1, P, VECTORS>(tile, 1, |from, _, _| V::prefetch_now(from.wrapping_add(tile.row_step))) }
 }
 
+/// The same; the vectors of each step are packed meanwhile.
+///
+/// # Safety
+/// As [`tile`], and there is room for the vectors of all steps of the one run.
+#[inline(always)]
+pub(super) unsafe fn packing<V: Vector, const P: usize, const VECTORS: usize>(packing: &PackingTile<'_>) {
+    let mut to = packing.to;
+    let tile = &packing.tile;
+    // SAFETY: the same conditions.
+    unsafe {
+        body::<V, 1, P, VECTORS>(tile, 1, |from, v, vector| {
+            V::prefetch_now(from.wrapping_add(tile.row_step));
+            vector.store(to.add(v * V::LANES));
+            if v + 1 == VECTORS {
+                // The last step moves past the end: see `body`.
+                to = to.wrapping_add(packing.to_step);
+            }
+        });
+    }
+}
+
+/// Calls `meanwhile` with where each vector of a step is, its number in the step, and the vector.
+///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn body<V: Vector, const R: usize, const P: usize, const VECTORS: usize, const STREAMING: bool>(
+unsafe fn body<V: Vector, const R: usize, const P: usize, const VECTORS: usize>(
     tile: &Tile<'_>,
     pitch: usize,
+    mut meanwhile: impl FnMut(*const f32, usize, V),
 ) {
     // SAFETY: the function's own conditions.
     unsafe {
@@ -53,10 +77,9 @@ unsafe fn body<V: Vector, const R: usize, const P: usize, const VECTORS: usize, 
             for _ in 0..tile.count {
                 let mut vectors = [V::zero(); VECTORS];
                 for (v, vector) in vectors.iter_mut().enumerate() {
-                    *vector = V::load(w.add(v * V::LANES));
-                    if STREAMING {
-                        V::prefetch_now(w.wrapping_add(tile.row_step + v * V::LANES));
-                    }
+                    let from = w.add(v * V::LANES);
+                    *vector = V::load(from);
+                    meanwhile(from, v, *vector);
                 }
                 for (r, of_row) in sums.iter_mut().enumerate() {
                     for (p, of_scalar) in of_row.iter_mut().enumerate() {

@@ -29,7 +29,9 @@ const SHARED_UNIT_PIXELS: usize = 128;
 const UNIT_NUMBERS: usize = 32 * 1024;
 /// Pixels of all images up to which filters are read where they lie: packing would cost as much as multiplying, and so would a
 /// look whether they are still those that were packed.
-const FEW_PIXELS: usize = 128;
+const FEW_PIXELS: usize = 64;
+/// Results from which on it pays to pack the pixels of several images beside each other.
+const JOINED_RESULTS: usize = 64;
 /// Results up to which panels are as wide as they can be with [`WIDE_SCALARS`]: reading them takes longer than multiplying them.
 const FEW_RESULTS: usize = 32;
 /// See [`FEW_RESULTS`].
@@ -56,7 +58,7 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
 
     let lanes = kernels.lanes;
     // Groups of one image lie between the channels of the same group of two.
-    let joined = gather.groups == 1 && !pixels.is_multiple_of(lanes);
+    let joined = gather.groups == 1 && !pixels.is_multiple_of(lanes) && (results >= JOINED_RESULTS || pixels < lanes);
     let columns = if joined { gather.batch * pixels } else { pixels };
     let filters_lie = gather.batch * pixels <= FEW_PIXELS && gather.weight[..2] == [sources, 1];
     let most = columns.div_ceil(lanes).min(MAX_VECTORS);
@@ -153,8 +155,9 @@ struct Panel {
 struct Part {
     product: usize,
     filters: (usize, usize),
-    /// Whether no others have met the panels' channels before.
+    /// Whether no others have met the panels' channels before, and whether none will.
     is_first: bool,
+    is_only: bool,
     first: usize,
     channels: usize,
 }
@@ -183,7 +186,7 @@ impl Pointwise<'_> {
             let end = unit.end.min(at + width);
             let vectors = (end - at).div_ceil(lanes);
             let is_direct = end - at == vectors * lanes && at / self.pixels == (end - 1) / self.pixels;
-            let ahead = if end < unit.end { width } else { 0 };
+            let ahead = if end < unit.end || unit.parts.len() == 1 { width } else { 0 };
             Panel { at, end, vectors, is_direct, places: self.places(unit.product, at), ahead }
         };
         (unit.begin..unit.end).step_by(width).map(panel).collect()
@@ -208,7 +211,8 @@ impl Pointwise<'_> {
                     if let Some((later, first)) = later {
                         self.ask_for(later, first, number * panels.len() + of_part, tiles);
                     }
-                    let tile = Part { product: unit.product, filters: *part, is_first: number == 0, first, channels };
+                    let (is_first, is_only) = (number == 0, unit.parts.len() == 1);
+                    let tile = Part { product: unit.product, filters: *part, is_first, is_only, first, channels };
                     self.tile(&tile, panel, packed, &mut buffer);
                 }
             }
@@ -253,8 +257,8 @@ impl Pointwise<'_> {
         let (width, of_panel) = (self.vectors * kernels.lanes, panel.vectors * kernels.lanes);
         let (row, rows) = part.filters;
         let (filters, [pitch, x_step]) = self.scalars(part);
-        let packs = part.is_first && panel.is_direct && pitch == 1;
-        if part.is_first && !packs {
+        let reads_in_place = part.is_first && panel.is_direct && (pitch == 1 || part.is_only);
+        if part.is_first && !reads_in_place {
             self.pack(part, panel, packed);
         }
         // SAFETY: a place in this unit's own part of the result.
@@ -296,11 +300,15 @@ impl Pointwise<'_> {
                 sums_step,
                 fetch: false,
             };
-            if packs {
+            if reads_in_place {
                 let from = &self.source[panel.places[0] + part.first * pixels..];
                 let tile = Tile { w: from[..(part.channels - 1) * pixels + of_panel].as_ptr(), w_step: pixels, ..tile };
-                let to = packed[..part.channels * width].as_mut_ptr();
-                kernels.packing_tile(panel.vectors, rows)(&PackingTile { tile, to, to_step: width });
+                if part.is_only {
+                    kernels.tile(panel.vectors, 1, rows, pitch)(&tile);
+                } else {
+                    let to = packed[..part.channels * width].as_mut_ptr();
+                    kernels.packing_tile(panel.vectors, rows)(&PackingTile { tile, to, to_step: width });
+                }
             } else {
                 kernels.tile(panel.vectors, 1, rows, pitch)(&tile);
             }

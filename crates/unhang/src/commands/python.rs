@@ -70,7 +70,7 @@ pub(super) fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<
         let is_missing = match system.is_folder() {
             true => packages_of(system, path).is_empty(),
             // A device in /dev has packages, too, seen from its folder: those of the system.
-            false => !is_program() && !(path.is_dir() && !packages_of(system, path).is_empty()),
+            false => !is_program() && (!path.is_dir() || packages_of(system, path).is_empty()),
         };
         if is_missing {
             let hint =

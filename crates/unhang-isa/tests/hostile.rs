@@ -20,9 +20,11 @@ fn repair(bytes: &[u8]) {
             // A small multiple: the code once more with insertions, padded, and the tables.
             assert!(repaired.len() <= 16 * bytes.len() + (64 << 10), "{} from {}", repaired.len(), bytes.len());
             if let Ok(again) = repair_object(&repaired, options) {
-                let moved = again.functions.iter().filter(|it| it.treatment != Treatment::Untouched || it.mode_changed);
-                let moved: Vec<_> = moved.map(|it| (&it.name, it.treatment, &it.before)).collect();
-                assert!(again.bytes.is_none(), "repaired twice, keep_size {keep_size}: {moved:?}");
+                // The mode may change the second time: two kernels that a damaged descriptor has begin with one function are apart
+                // once it has moved.
+                let changed = again.functions.iter().filter(|it| it.treatment != Treatment::Untouched);
+                let changed: Vec<_> = changed.map(|it| (&it.name, it.treatment, &it.before)).collect();
+                assert!(changed.is_empty(), "repaired twice, keep_size {keep_size}: {changed:?}");
             }
         }
         for function in repair.functions {
@@ -180,4 +182,11 @@ proptest! {
         bytes.truncate(length.unwrap_or(LINKED.len()));
         repair(&bytes);
     }
+}
+
+#[test]
+fn a_damaged_object_with_a_function_of_two_kernels_is_repaired_once() {
+    let mut bytes = LINKED.to_vec();
+    bytes[8121] = 46;
+    repair(&bytes);
 }

@@ -553,6 +553,28 @@ def test_an_interrupt_leaves_no_layer_entered(kind: str) -> None:
     assert interrupted >= 5
 
 
+def test_an_interrupt_in_what_rust_asks_arrives_behind_it() -> None:
+    layer = SafeConv2d(2, 3, 3, config=Settings(strategy="aten"))
+
+    def look(frame, event, _):
+        if frame.f_code.co_name == "_settings_here":
+            raise KeyboardInterrupt
+        return None
+
+    def step() -> None:
+        loss = layer(torch.randn(1, 2, 7, 7)).sum()
+        sys.settrace(look)
+        try:
+            loss.backward()
+            for _ in range(1000):
+                pass
+        finally:
+            sys.settrace(None)
+
+    with unhang.enabled(settings=OURS, devices=("cpu",)), pytest.raises(KeyboardInterrupt):
+        step()
+
+
 class _Interrupt:
     """Raises at the given one of the places in our layers where the interpreter looks for signals."""
 
@@ -561,7 +583,7 @@ class _Interrupt:
         self.last: dict[object, str] = {}
 
     def look(self, frame, event, _):
-        # Of what Rust calls, Rust drops what it raises: the forward goes on.
+        # What Rust calls raises nothing: an interrupt there arrives behind it.
         if frame.f_code.co_filename != unhang._layers.__file__ or frame.f_code.co_name == "_settings_here":
             return None
         frame.f_trace_opcodes = True

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 
+use crate::errors::asked;
 use crate::settings::{PySettings, number_of};
 
 /// The numbers of settings by device type: CPU, CUDA. 0 leaves convolutions to torch.
@@ -64,7 +65,7 @@ fn carried() -> Option<[u32; 2]> {
     let ask = ASK.get()?;
     Python::attach(|py| {
         // What goes wrong there leaves the process's settings.
-        let found = ask.bind(py).call0().ok()?;
+        let found = asked(py, ask)?;
         Some(found.cast::<Block>().ok()?.get().0)
     })
 }

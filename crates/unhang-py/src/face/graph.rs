@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 
+use crate::errors::asked;
 use crate::settings::{PySettings, number_of};
 
 /// Python's function that returns the settings in the node that this thread evaluates, or None.
@@ -41,7 +42,7 @@ pub(crate) fn settings(is_backward: bool) -> u32 {
     let Some(ask) = ASK.get().filter(|_| is_asked) else { return 0 };
     Python::attach(|py| {
         // What goes wrong there leaves the process's settings.
-        let found = ask.bind(py).call0().ok();
+        let found = asked(py, ask);
         found.as_ref().and_then(|found| found.cast::<PySettings>().ok()).map_or(0, number_of)
     })
 }

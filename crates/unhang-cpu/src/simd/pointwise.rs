@@ -32,10 +32,6 @@ const UNIT_NUMBERS: usize = 32 * 1024;
 const FEW_PIXELS: usize = 64;
 /// Results from which on it pays to pack the pixels of several images beside each other.
 const JOINED_RESULTS: usize = 64;
-/// Results up to which panels are as wide as they can be with [`WIDE_SCALARS`]: reading them takes longer than multiplying them.
-const FEW_RESULTS: usize = 32;
-/// See [`FEW_RESULTS`].
-const WIDE_SCALARS: usize = 6;
 /// Parts of the filters from which on what is read next is asked for all the while, and not only from panel to panel.
 const MANY_PARTS: usize = 8;
 /// The sums of one tile at most: those that registers hold.
@@ -62,11 +58,12 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let columns = if joined { gather.batch * pixels } else { pixels };
     let filters_lie = gather.batch * pixels <= FEW_PIXELS && gather.weight[..2] == [sources, 1];
     let most = columns.div_ceil(lanes).min(MAX_VECTORS);
-    let wide = (1..=most).rev().find(|&vectors| kernels.most_scalars(vectors, 1) >= WIDE_SCALARS);
+    // As wide as one tile with all filters can be: then nothing is packed.
+    let wide = (2..=most).rev().find(|&vectors| kernels.most_scalars(vectors, 1) >= results);
     let vectors = match wide {
         _ if filters_lie => most,
-        Some(wide) if results <= FEW_RESULTS => wide,
-        _ => choose_tile(kernels, columns, results, 1).vectors,
+        Some(wide) => wide,
+        None => choose_tile(kernels, columns, results, 1).vectors,
     };
     let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
     let packed = (!filters_lie).then(|| filters_in_parts(gather, kernels, weight, &parts, gather.batch * pixels));
@@ -185,6 +182,9 @@ impl Pointwise<'_> {
         let panel = |at: usize| {
             let end = unit.end.min(at + width);
             let vectors = (end - at).div_ceil(lanes);
+            // The last panel may begin among the columns of the one before: their sums are the same again, if they are complete.
+            let full = end.saturating_sub(vectors * lanes);
+            let at = if self.source_block == self.gather.source_channels && full >= unit.begin { full } else { at };
             let is_direct = end - at == vectors * lanes && at / self.pixels == (end - 1) / self.pixels;
             let ahead = if end < unit.end || unit.parts.len() == 1 { width } else { 0 };
             Panel { at, end, vectors, is_direct, places: self.places(unit.product, at), ahead }
@@ -303,7 +303,9 @@ impl Pointwise<'_> {
             if reads_in_place {
                 let from = &self.source[panel.places[0] + part.first * pixels..];
                 let tile = Tile { w: from[..(part.channels - 1) * pixels + of_panel].as_ptr(), w_step: pixels, ..tile };
-                if part.is_only {
+                if part.is_only && pitch == 1 && panel.ahead > 0 {
+                    kernels.streaming_tile(panel.vectors, rows)(&tile);
+                } else if part.is_only {
                     kernels.tile(panel.vectors, 1, rows, pitch)(&tile);
                 } else {
                     let to = packed[..part.channels * width].as_mut_ptr();

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from emulating import emulated_card, forget_card, let
-from unhang import _convolve, _core, _gpu, _jit, _launch, _state
+from unhang import _convolve, _core, _direct, _gpu, _jit, _launch, _state
 
 X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
 WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
@@ -158,8 +158,8 @@ class Event:
         return self.clock.times[self.whose]
 
 
-@pytest.mark.parametrize("theirs", [0.5, 2.0])
-def test_torchs_kernels_are_timed_too_and_both_times_are_evidence(
+@pytest.mark.parametrize("theirs", [0.5, 0.95, 2.0])
+def test_torchs_kernels_are_timed_too_and_taken_where_they_are_faster(
     card: _core.Gpu, theirs: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     clock, learnt, learn = Clock(1.0, theirs), [], _core.Session.learn
@@ -192,13 +192,13 @@ def test_torchs_kernels_are_timed_too_and_both_times_are_evidence(
         for _ in range(3):
             step()
         # The evidence of a rehearsal is another one, so that the new plan is the old one here.
-        assert _convolve.decisions - decisions == (3 if theirs < 1.0 else 0), "planned anew where torch's are faster"
+        assert _convolve.decisions - decisions == (3 if theirs < 0.9 else 0), "planned anew where torch's are faster"
         assert all(route.kernel.settled for route in _convolve.routes.values())
         assert clock.events == 3 * 2 * 2 * 6, "nothing is timed twice"
     directions = ("forward", "backward-data", "backward-weights")
-    times = (("jit", "works", 1e-3), ("aten", "works", theirs / 1e3))
+    times = (("jit", "works", 1e-3), ("aten", "works", theirs / 1e3)) if theirs < 0.9 else ()
     assert sorted(learnt) == sorted((direction, *time) for direction in directions for time in times)
-    assert ("faster here (500 against 1000 µs)" in capsys.readouterr().err) == (theirs < 1.0)
+    assert ("faster here (500 against 1000 µs)" in capsys.readouterr().err) == (theirs < 0.9)
     assert not unhang.report().data["failures"]
 
 
@@ -206,14 +206,14 @@ def test_torchs_kernels_are_not_taken_where_they_cannot_be_timed(
     card: _core.Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def no_memory(*_: object) -> torch.Tensor:
-        raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
+        raise MemoryError
 
     monkeypatch.setattr(_jit, "_is_timed_by_a_card", lambda task: True)
     monkeypatch.setattr(_jit, "_by_torch", no_memory)
     with unhang.enabled(rehearse=True, tune=True):
         calls(9)
     assert kernel().settled
-    assert "torch's kernels were not timed (out of memory" in capsys.readouterr().err
+    assert "torch's kernels were not timed (MemoryError)" in capsys.readouterr().err
     assert not unhang.report().data["failures"]
 
 
@@ -290,6 +290,8 @@ def test_without_memory_for_a_workspace_another_kernel_computes(
     w = W.clone().requires_grad_()
     want = torch.autograd.grad(F.conv2d(X.double(), w.double(), padding=1).sum(), w)[0]
     original, denied = _launch.allocate, []
+    # Rust takes its workspaces from torch by itself.
+    monkeypatch.setattr(_direct, "remember_backward", lambda *_: None)
 
     def allocate(shape, stride, dtype, device):
         if dtype is torch.uint8:
@@ -345,15 +347,8 @@ def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch)
     want = F.conv2d(x.double(), w.double(), padding=1)
     want_gradient = torch.autograd.grad(want.sum(), w)[0]
     torch.cuda.synchronize()
-    timed, learn = [], _core.Session.learn
-
-    def noting(session: _core.Session, problem: _core.Problem, engine: str, *what: object) -> bool:
-        timed.append((problem.key, engine))
-        return learn(session, problem, engine, *what)
-
-    monkeypatch.setattr(_core.Session, "learn", noting)
     with unhang.enabled("jit", tune=True):
-        for turn in range(16):
+        for turn in range(14):
             y = F.conv2d(x, w, padding=1)
             assert_close(y, want, slack=2)
             assert_close(torch.autograd.grad(y.sum(), w)[0], want_gradient, slack=3)
@@ -367,7 +362,6 @@ def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch)
             assert route.kernel.kernel.choice == found.ranked[0]
             assert sum(map(sum, found.times.values())) < 0.4
             print(route.key, found.times)
-        assert {key for key, engine in timed if engine == "aten"} == {it.key for it in _convolve.routes.values()}
         # A graph keeps what is there, and nothing is measured in it.
         graph = torch.cuda.CUDAGraph()
         F.conv2d(x[:4], w, padding=1)

@@ -98,6 +98,8 @@ _forward_routes = _Routes()
 _backward_routes = _Routes()
 # What 3-d convolutions are folded into; None where torch computes them.
 _volumes: dict[Any, _divided.Folded | None] = {}
+# The keys of their parts.
+_parts: set[str] = set()
 #: Routes of this process for the report, by problem and settings; they outlive the maps above.
 routes: dict[tuple[str, str], Route] = {}
 #: How many plans were made: what ``cache_decisions`` changes.
@@ -346,6 +348,7 @@ def _fold(
         return None
     if any(it is not None and tuple(it.shape) != folded.output_shape for it in gradient):
         return None
+    _parts.update(part.key for part, *_ in folded.parts)
     device = input.device.type
     plan, _ = _plan_of(settings, folded.parts[0][0], device, device in rehearsed, input.device.index)
     # The first part stands for all: they differ in their sizes alone.
@@ -472,7 +475,7 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
             name = f"tiled({inner})"
             bypass.append(inner != situation.native)
         elif name in _ENGINES:
-            engine = _bound(name, task, plan)
+            engine = _bound(name, task, may_lose=settings.strategy == "auto" and plan.engines[:2] == ["jit", "aten"])
             bypass.append(name != situation.native)
         else:
             continue
@@ -496,14 +499,15 @@ def _plan_of(
     return state().session.plan(problem, device, settings, situation), situation
 
 
-def _bound(name: str, task: Task, plan: _core.Plan | None = None) -> Engine:
+def _bound(name: str, task: Task, *, may_lose: bool = False) -> Engine:
     """The engine for a task; one that keeps something for each task makes itself anew. Where torch's kernels are next
     in the plan, tuning times them too, and plans anew where they are faster."""
     engine = _ENGINES[name]
     if not isinstance(engine, JitEngine):
         return engine
-    is_next = plan is not None and plan.engines[:2] == ["jit", "aten"]
-    return engine.bind(task, functools.partial(_replan_one, task.problem) if is_next else None)
+    # A part of a 3-d convolution says nothing of torch's kernel for the whole.
+    may_lose = may_lose and task.key not in _parts
+    return engine.bind(task, functools.partial(_replan_one, task.problem) if may_lose else None)
 
 
 def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> Task | None:

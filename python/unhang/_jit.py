@@ -15,6 +15,7 @@ measured, the planner takes the fastest."""
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,6 +32,8 @@ Tensor = torch.Tensor
 _MANY = 16
 # Timed runs of our kernels and of torch's, in turns.
 _TURNS = 5
+# Torch's kernels are taken where they need at most this share of our time: their calls go through Python.
+_PAYS = 0.9
 #: Which kernels are the fastest for each convolution, where that is asked for (``Settings.tune``, ``UNHANG_TUNE=1``).
 contests = _core.Contests()
 
@@ -49,6 +52,11 @@ class _Event(Protocol):
 def _event() -> _Event:
     make: Callable[..., _Event] = torch.cuda.Event
     return make(enable_timing=True)
+
+
+def _words(error: Exception) -> str:
+    """What an error says, or which it is."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _is_timed_by_a_card(task: Task) -> bool:
@@ -88,6 +96,8 @@ class _Race:
     def __init__(self) -> None:
         #: When each turn begins and ends; the first ones, which warm up, do not count.
         self.turns: list[tuple[_Event, _Event]] = []
+        #: Held by the thread whose call takes it on.
+        self.claimed = threading.Lock()
 
     def queue(self, task: Task, problem: _core.Problem, loaded: Loaded, operands: _Operands) -> None:
         """Puts the runs into the stream. Raises where torch's result is wrong or proves nothing."""
@@ -100,13 +110,12 @@ class _Race:
         right, detail = _launch.compare(problem, first, second, bias, calls[1]())
         if not right:
             raise RuntimeError(f"their result is not comparable: {detail}" if right is None else f"wrong: {detail}")
-        for _ in range(1 + _TURNS):
-            for call in calls:
-                begin, end = _event(), _event()
-                begin.record()
-                call()
-                end.record()
-                self.turns.append((begin, end))
+        for call in calls * (1 + _TURNS):
+            begin, end = _event(), _event()
+            begin.record()
+            call()
+            end.record()
+            self.turns.append((begin, end))
 
     def seconds(self) -> tuple[float, float] | None:
         """What a run of ours and of torch's takes; none as long as the device has not reached the last one."""
@@ -290,8 +299,7 @@ class BoundJit:
             winner = self._measure(contest, loaded, first, second, bias)
         except Exception as error:  # short memory, a driver that fails: the user's own result is there
             contest.end()
-            detail = f"{error}".splitlines()[0][:200]
-            say(f"{problem.key}: its kernels were not tuned ({detail}); the model's choice stays")
+            say(f"{problem.key}: its kernels were not tuned ({_words(error)}); the model's choice stays")
             return True
         finally:
             contest.release()
@@ -340,28 +348,37 @@ class BoundJit:
     def _is_raced(self, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None) -> bool:
         """Whether torch's kernels were timed against ours, or are not to be. One call queues the runs behind the user's
         own work, a later one reads what they took. Whatever goes wrong, ours stay."""
-        race, problem = self._race, loaded.problem
+        race = self._race
         if race is None:
             return True
-        if _is_capturing(first.get_device()):
+        if _is_capturing(first.get_device()) or not race.claimed.acquire(blocking=False):
             return False
         try:
-            if not race.turns:
-                race.queue(self.task, problem, loaded, (first, second, bias))
-                return False
-            found = race.seconds()
-            if found is None:
-                return False
+            # Another thread may have ended it meanwhile. The events are of the device that computes.
+            with torch.cuda.device_of(first):
+                return self._race is None or self._take_on(race, loaded, (first, second, bias))
         except Exception as error:  # short memory, a driver that fails: the user's own result is there
             self._race = None
-            say(f"{problem.key}: torch's kernels were not timed ({f'{error}'.splitlines()[0][:200]}); ours continue")
+            say(f"{loaded.problem.key}: torch's kernels were not timed ({_words(error)}); ours continue")
             return True
+        finally:
+            race.claimed.release()
+
+    def _take_on(self, race: _Race, loaded: Loaded, operands: _Operands) -> bool:
+        """Queues the runs, or reads what they took; whether it is over."""
+        problem = loaded.problem
+        if not race.turns:
+            race.queue(self.task, problem, loaded, operands)
+            return False
+        found = race.seconds()
+        if found is None:
+            return False
         self._race = None
         ours, theirs = found
-        session = state().session
-        session.learn(problem, "jit", "works", ours, "timed against aten when it was tuned")
-        session.learn(problem, "aten", "works", theirs, "timed against jit when that was tuned")
-        if theirs < ours and self._lost is not None:
+        if theirs <= ours * _PAYS and self._lost is not None:
+            session = state().session
+            session.learn(problem, "jit", "works", ours, "timed against aten when it was tuned")
+            session.learn(problem, "aten", "works", theirs, "timed against jit when that was tuned")
             say(f"{problem.key}: torch's own kernels are faster here ({theirs * 1e6:.0f} against {ours * 1e6:.0f} µs)")
             self._lost()
         return True

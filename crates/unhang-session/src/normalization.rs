@@ -17,6 +17,10 @@ use crate::host::Numbers;
 use crate::placed::{Brought, Memory, Placed, not_while_recording};
 use crate::session::Session;
 
+/// Elements of a first result's trial, and images, where there are more.
+const TRIAL_ELEMENTS: usize = 1 << 20;
+const TRIAL_IMAGES: usize = 4;
+
 /// A normalisation as it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalizing {
@@ -47,6 +51,26 @@ impl Normalizing {
         let x = &self.tensors[0];
         let [batch, channels, ..] = x.sizes;
         Normalization { batch, channels, pixels: x.pixels(), per_activation: self.per_activation }
+    }
+
+    /// The same on as few images as make a fair trial: all of them would take as much memory again, and seconds. The kernels
+    /// are those that all of them take.
+    fn of_few_images(&self, compute_units: usize) -> Normalizing {
+        let kernels = |it: &Normalizing| {
+            [true, false].map(|in_chunks| {
+                let launches = Launches::new(&it.task()?, in_chunks, compute_units)?;
+                Some(launches.kernels().cloned().collect::<Vec<_>>())
+            })
+        };
+        let [images, ..] = self.tensors[0].sizes;
+        let enough = TRIAL_ELEMENTS.div_ceil(self.tensors[0].elements() / images).max(TRIAL_IMAGES);
+        let few = |count: usize| {
+            let mut few = *self;
+            few.tensors.iter_mut().for_each(|it| it.sizes[0] = count);
+            few
+        };
+        let fewer = std::iter::successors(Some(enough), |count| Some(2 * count)).take_while(|&count| count < images);
+        fewer.map(few).find(|few| kernels(few) == kernels(self)).unwrap_or(*self)
     }
 
     /// Whether sizes fit each other; if not, what does not.
@@ -216,7 +240,8 @@ fn prepare(
     let found = load(device, &task, stream).and_then(|loaded| {
         let asked = First { family: FAMILY, key: &what.key(at), stream };
         let channels = few(what.tensors[0].sizes[1]);
-        session.prove(device, &asked, || device.try_normalization(what, at, &channels, 1))?;
+        let units = device.engine.driver().description().model.compute_units;
+        session.prove(device, &asked, || device.try_normalization(&what.of_few_images(units), at, &channels, 1))?;
         Ok(loaded)
     });
     first::or_the_cpu("a batch normalisation", found)
@@ -591,6 +616,24 @@ mod tests {
         assert!(trials.iter().all(|trial| trial.check().is_ok() && trial.task().is_some()));
         let wrong = Normalizing { per_activation: !trials[0].per_activation, ..trials[0] };
         assert!(wrong.check().unwrap_err().contains("parameters of [1, 5, 1, 1, 1]"));
+    }
+
+    #[test]
+    fn a_trial_has_few_of_many_images_and_the_same_kernels() {
+        let first = trials(false)[0];
+        assert_eq!(first.of_few_images(40), first, "all of a few");
+        let tensor = Placed { sizes: [64, 256, 1, 56, 56], strides: [802_816, 3136, 3136, 56, 1] };
+        let parameters = Placed { sizes: [1, 256, 1, 1, 1], strides: [256, 1, 1, 1, 1] };
+        for operation in [Operation::Train, Operation::Backward] {
+            let large = Normalizing { operation, per_activation: false, tensors: [tensor; 3], parameters, ..first };
+            let few = large.of_few_images(40);
+            assert!(few.tensors[0].sizes[0] <= 8, "{:?}", few.tensors);
+            let kernels = |it: &Normalizing| {
+                let launches = Launches::new(&it.task().unwrap(), true, 40).unwrap();
+                launches.kernels().cloned().collect::<Vec<_>>()
+            };
+            assert_eq!(kernels(&few), kernels(&large));
+        }
     }
 
     fn train(session: &Session, device: &Device) -> ([Vec<f64>; 2], [Vec<f64>; 2]) {

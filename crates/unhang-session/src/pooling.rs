@@ -72,12 +72,22 @@ fn prepare(
     };
     let found = load(&device.engine, task, stream).and_then(|loaded| {
         let asked = First { family: FAMILY, key: &key, stream };
-        let Pooling { batch, channels, .. } = task.sizes;
-        let planes: Vec<usize> = few(batch * channels);
-        session.prove(device, &asked, || device.try_pooling(task, at.indices != 0, &planes, 1))?;
+        let trial = of_few_images(task);
+        let planes: Vec<usize> = few(trial.sizes.batch * trial.sizes.channels);
+        session.prove(device, &asked, || device.try_pooling(&trial, at.indices != 0, &planes, 1))?;
         Ok(loaded)
     });
     first::or_the_cpu("a pooling", found)
+}
+
+/// Elements of a first result's trial, where there is more than one image.
+const TRIAL_ELEMENTS: usize = 1 << 20;
+
+/// The same on as few images as make a fair trial: all of them would take as much memory again, and seconds.
+fn of_few_images(task: &Task) -> Task {
+    let of_image = task.sizes.inputs().max(task.sizes.outputs()) / task.sizes.batch;
+    let batch = task.sizes.batch.min(TRIAL_ELEMENTS.div_ceil(of_image));
+    Task { sizes: Pooling { batch, ..task.sizes }, ..*task }
 }
 
 /// Everything that tells one first result from another.
@@ -313,6 +323,14 @@ mod tests {
             check(&Task { sizes: large, ..first }, &at).unwrap_err().contains("indices of 1 bytes do not count 400")
         );
         assert!(check(&Task { backward: true, ..first }, &Buffers { indices: 0, ..at }).is_err());
+    }
+
+    #[test]
+    fn a_trial_has_few_of_many_images() {
+        let first = trials(false)[0];
+        assert_eq!(of_few_images(&first), first, "all of a few");
+        let sizes = Pooling { batch: 64, channels: 64, input: [1, 112, 112], output: [1, 56, 56], ..first.sizes };
+        assert_eq!(of_few_images(&Task { sizes, ..first }).sizes.batch, 2);
     }
 
     const MEAN: Pooling = Pooling {

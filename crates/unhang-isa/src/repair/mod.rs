@@ -100,8 +100,6 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
             Reason::BufferDescriptor(report.after.get(Rule::BufferRange))
         } else if report.after.get(Rule::Illegal) > 0 {
             Reason::IllegalInstructions(report.after.get(Rule::Illegal))
-        } else if target.is_rdna1() {
-            Reason::NativeCode
         } else if report.after.get(Rule::ImageAddresses) > 0 {
             Reason::ImageAddresses(report.after.get(Rule::ImageAddresses))
         } else if report.after.get(Rule::FlatOffset) > 0 {

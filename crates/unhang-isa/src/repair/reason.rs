@@ -56,9 +56,6 @@ pub enum Reason {
     /// Image instructions have more scattered address registers than the chip reads.
     #[error("{0} image instructions have more than five scattered address registers; it must be recompiled")]
     ImageAddresses(u64),
-    /// It was compiled for this family of chips.
-    #[error("it was compiled for RDNA1: of such code only buffer descriptors and hazards across calls are repaired")]
-    NativeCode,
     /// There is no room, and nothing may change its size.
     #[error("there is no room for the work-arounds, and the size had to be kept")]
     NoRoom,

@@ -53,7 +53,7 @@ impl Normalizing {
         Normalization { batch, channels, pixels: x.pixels(), per_activation: self.per_activation }
     }
 
-    /// The same on as few images as make a fair trial: all of them would take as much memory again, and seconds. The kernels
+    /// It, on as few images as make a fair trial: all of them would take as much memory again, and seconds. The kernels
     /// are those that all of them take.
     fn of_few_images(&self, compute_units: usize) -> Normalizing {
         let kernels = |it: &Normalizing| {

@@ -83,7 +83,7 @@ fn prepare(
 /// Elements of a first result's trial, where there is more than one image.
 const TRIAL_ELEMENTS: usize = 1 << 20;
 
-/// The same on as few images as make a fair trial: all of them would take as much memory again, and seconds.
+/// The task on as few images as make a fair trial: all of them would take as much memory again, and seconds.
 fn of_few_images(task: &Task) -> Task {
     let of_image = task.sizes.inputs().max(task.sizes.outputs()) / task.sizes.batch;
     let batch = task.sizes.batch.min(TRIAL_ELEMENTS.div_ceil(of_image));

@@ -177,7 +177,7 @@ fn a_3d_convolution_is_planned_by_the_first_that_it_is_folded_into() {
     for wrong in ["forward:f32:ncdhw:2x16x8x64:32x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1", "forward:f32:ncdhw"] {
         let answer = run(&bench.home(), &["plan", wrong]);
         assert_eq!(answer.status.code(), Some(2), "{wrong}");
-        assert!(String::from_utf8_lossy(&answer.stderr).contains("is no 3-d convolution"), "{wrong}");
+        assert!(String::from_utf8_lossy(&answer.stderr).contains("is not a 3-d convolution"), "{wrong}");
     }
 }
 

@@ -154,16 +154,16 @@ fn preloadable(library: PathBuf, run: &Path) -> anyhow::Result<PathBuf> {
 
 impl RunArguments {
     fn run(self) -> anyhow::Result<ExitCode> {
+        // Programs that outlive the run keep its name in LD_PRELOAD.
+        let folder = LastingFolder::create(Purpose::Card).map_err(|reason| no_place(&reason))?;
+        let root = self.machine(&folder)?;
         let program = std::env::current_exe().ok();
         let named = std::env::var("UNHANG_CARD_LIBRARY").ok().filter(|it| !it.is_empty());
         let library = shield::find(LIBRARY, named.as_deref(), program.as_deref()).ok_or_else(|| {
             anyhow!("hint: it is built with `cargo build --release -p unhang-card` and is part of the wheel")
                 .context(format!("{LIBRARY} is neither next to the program nor in the Python package"))
         })?;
-        // Programs that outlive the run keep its name in LD_PRELOAD.
-        let folder = LastingFolder::create(Purpose::Card).map_err(|reason| no_place(&reason))?;
         let library = preloadable(library, folder.path())?;
-        let root = self.machine(&folder)?;
         if let Some(path) = find_on_path(Path::new(&self.command[0])) {
             program::check(&path)?;
         }

@@ -216,7 +216,7 @@ def backward(
     if flat:
         grad_output, as_given, weight = with_height(grad_output), with_height(input), with_height(weight)
         input, geometry = _laid_out(input, first.task), _geometry_with_height(geometry)
-    apart = bool(others) and (first.names[0] != others[0].names[0] or first.names[0] == "jit")
+    apart = bool(others) and (first.names[0] != others[0].names[0] or first.names[0] in ("jit", "cpu"))
     if apart:
         (data, _, bias), at = _backward(first, grad_output, input, weight, geometry, (True, False, False))
         (_, weights, bias), then = _backward(others[0], grad_output, input, weight, geometry, (False, True, mask[2]))

@@ -8,12 +8,12 @@ use crate::float::FloatMode;
 use crate::function::NOWHERE;
 use crate::launch::Launch;
 use crate::memory::Window;
-use crate::memory_access::{LocalBounds, Surroundings};
 use crate::pending::{Track, Tracker};
 use crate::races::Races;
 use crate::registers::Registers;
 use crate::semantics::{Hole, Semantics};
 use crate::settings::Mode;
+use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Standing, Wave};
 use crate::{Counts, Fault, FaultKind};
 

@@ -31,7 +31,7 @@
 //! convolutions or drivers.
 //!
 //! Floors, of which each knows those below: *state* (`registers`, `float`, `wave`, `memory`), *semantics* (`lanes`, `host`, `access`,
-//! `scalar`, `vector`, `memory_access`, found by `semantics`), *plain* (`function`, `waits`, `pending`, `observe`, `plain`: one
+//! `scalar`, `vector`, `surroundings`, `memory_access`, found by `semantics`), *plain* (`function`, `waits`, `pending`, `observe`, `plain`: one
 //! instruction after another), *fast* (`fast`: resolved, in stretches), and who runs them (`code`, `launch`, `execute`, `dispatch`,
 //! `machine`).
 
@@ -76,6 +76,7 @@ mod saturate;
 mod scalar;
 mod semantics;
 mod settings;
+mod surroundings;
 mod two_over_pi;
 mod vector;
 mod waits;

@@ -4,11 +4,11 @@ use unhang_isa::audit::Rule;
 use unhang_isa::{Format, Instruction};
 
 use crate::function::Function;
-use crate::memory_access::Surroundings;
 use crate::observe::{Follow, Moment, Observer};
 use crate::pending::Tracker;
 use crate::scalar::Next;
 use crate::semantics::{Hole, Semantics};
+use crate::surroundings::Surroundings;
 use crate::wave::Wave;
 use crate::{Counts, FaultKind};
 

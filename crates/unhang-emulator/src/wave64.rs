@@ -6,8 +6,8 @@ use unhang_isa::{Field, Instruction};
 
 use crate::FaultKind;
 use crate::access::Access;
-use crate::memory_access::Surroundings;
 use crate::semantics::Semantics;
+use crate::surroundings::Surroundings;
 use crate::wave::{LANES, Type, Wave};
 
 impl Wave {

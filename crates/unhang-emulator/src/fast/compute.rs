@@ -12,9 +12,9 @@ use super::op::{Carry, OpKind};
 use super::operands::{IN_ROOM, ScalarOperand, TwoRows};
 use super::wide;
 use crate::host::{FastRow, Vectors};
-use crate::memory_access::Surroundings;
 use crate::registers::ROOMS;
 use crate::semantics::RowSource;
+use crate::surroundings::Surroundings;
 use crate::wave::{EXEC, LANES, NULL, Wave};
 
 /// A mask for each half.

@@ -11,7 +11,7 @@ use super::operands::{ScalarOperand, ZERO};
 use super::words::{Span, Words};
 use crate::access::{Access, Part};
 use crate::host::Vectors;
-use crate::memory_access::Surroundings;
+use crate::surroundings::Surroundings;
 use crate::wave::{Lanes, NULL, Wave};
 
 /// Words of LDS.

@@ -8,12 +8,12 @@ use super::stretch::Stretch;
 use crate::function::Function;
 use crate::host::{Host, Vectors};
 use crate::launch::Launch;
-use crate::memory_access::Surroundings;
 use crate::pending::Tracker;
 use crate::plain::{Checks, run_plain, step};
 use crate::scalar::Next;
 use crate::semantics::Semantics;
 use crate::settings::Mode;
+use crate::surroundings::Surroundings;
 use crate::wave::{Standing, Wave};
 use crate::{Counts, FaultKind};
 

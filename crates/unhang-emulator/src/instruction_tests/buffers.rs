@@ -12,8 +12,8 @@ use crate::FaultKind;
 use crate::buffer_format::{DataFormat, Number};
 use crate::fast::resolve::resolve;
 use crate::memory::Window;
-use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
+use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::M0;
 
 /// Bits of an instruction: an offset, an index, data that go to LDS, an old value that is returned.

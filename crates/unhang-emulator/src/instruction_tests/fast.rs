@@ -11,9 +11,9 @@ use crate::float::FloatMode;
 use crate::host::{FastFunction, Host, Vectors};
 use crate::lanes;
 use crate::memory::Window;
-use crate::memory_access::{LocalBounds, Surroundings};
 use crate::registers::Registers;
 use crate::semantics::Semantics;
+use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Lanes, VCC, Wave};
 use crate::{Memory, Perturbation};
 

@@ -10,8 +10,8 @@ use crate::fast::op::{Op, OpKind};
 use crate::fast::resolve::resolve;
 use crate::host::Host;
 use crate::memory::Window;
-use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
+use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Wave};
 
 /// What an instruction moves of a word.

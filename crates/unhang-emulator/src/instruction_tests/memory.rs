@@ -4,8 +4,8 @@ use unhang_isa::{Definition, Format, Instruction, definitions};
 
 use super::{DESTINATION, Extra, LANE, OFF_LANE, SOURCES, UNTOUCHED, encode, forms, wave};
 use crate::memory::Window;
-use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
+use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Wave};
 use crate::{FaultKind, Memory};
 

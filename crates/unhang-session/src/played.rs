@@ -24,7 +24,7 @@ pub(crate) const RECORDING: u64 = 7;
 /// What a kernel does with the addresses that it is given.
 pub(crate) type Play = fn(&[*mut c_void]);
 
-/// A device whose kernels do `play`, or do not compile where there is none; how often they were launched; and a session that knows
+/// A device whose kernels do `play`, or do not compile without it; how often they were launched; and a session that knows
 /// nothing of their results.
 pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
     let launches = Arc::new(AtomicUsize::new(0));

@@ -209,7 +209,7 @@ def backward(
         return call_original_backward(
             grad_output, input, weight, geometry, mask, bias_sizes, vendor=_vendor(input.device)
         )
-    # Torch's kernels give both gradients in one call. Ours are two, each with a verdict of its own.
+    # Torch's kernels give both gradients in one call. Ours are two, each with its own verdict.
     first, *others = planned.values()
     flat = input.dim() == 3
     as_given = input

@@ -73,6 +73,9 @@ fn threads_change_nothing_in_what_they_share_out() {
         "7x600x1x1:300x1x1:s1x1:p0x0:d1x1:g1",
         "7x20x1x1:300x1x1:s1x1:p0x0:d1x1:g1",
         "3x200x14x14:5x1x1:s1x1:p0x0:d1x1:g1",
+        // More channels than are summed at a time, and a plane that ends within a vector.
+        "2x800x9x13:7x1x1:s1x1:p0x0:d1x1:g1",
+        "2x7x9x13:800x1x1:s1x1:p0x0:d1x1:g1",
         "2x200x7x7:200x5x5:s1x1:p2x2:d1x1:g200",
     ];
     for direction in Direction::ALL {

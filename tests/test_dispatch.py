@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close, assert_same
+from conftest import subprocess_environment
 from unhang import _convolve, _engines
 
 NEW_TORCH = hasattr(torch, "compile")
@@ -253,6 +257,31 @@ def test_compiled_models(channels_last: bool) -> None:
     assert sum(route.tally.total for route in _convolve.routes.values()) >= 5, "compiled code went past unhang"
     for ours, plain in zip(got, want):
         assert_same(ours, plain)
+
+
+@pytest.mark.skipif(not NEW_TORCH, reason="torch.compile came with torch 2")
+def test_a_compiled_wrapper_in_cpp_is_planned_backward_too(tmp_path: Path) -> None:
+    """Inductor keeps what it compiled: the first process leaves code that calls gradients past the dispatcher."""
+    code = """if True:
+        import sys, torch, unhang
+        if sys.argv[1] == "on":
+            unhang.enable("cpu_fallback", devices=("cpu",))
+        layer = torch.nn.Conv2d(3, 4, 3)
+        compiled = torch.compile(layer, options={"cpp_wrapper": True})
+        x = torch.randn(1, 3, 8, 8, requires_grad=True)
+        compiled(x).square().sum().backward()
+        from unhang import _convolve
+        print([key for (key, _), route in _convolve.routes.items() if route.tally.total])
+        unhang.disable()
+        wanted, = torch.autograd.grad(layer(x).square().sum(), x)
+        torch.testing.assert_close(x.grad, wanted)
+    """
+    environment = subprocess_environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    for state in ("off", "on"):
+        command = [sys.executable, "-c", code, state]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+        assert done.returncode == 0, done.stderr
+    assert "backward-weights" in done.stdout, "compiled code went past unhang"
 
 
 def test_models_that_were_saved_and_copied() -> None:

@@ -203,6 +203,25 @@ def register(device: str) -> None:
             _register_for_python(device)
             _core.register_face(device, KEYS[device])
         _libraries[device] = library
+    when_imported("torchgen.aoti.fallback_ops", _leave_gradients_to_the_dispatcher)
+    when_imported("torch._inductor.config", _keep_compiled_code_apart)
+
+
+def _leave_gradients_to_the_dispatcher(operators: Any) -> None:
+    """Inductor's ``cpp_wrapper`` calls what this table names past the dispatcher, and the rest through it."""
+    name, table = "aten.convolution_backward.default", getattr(operators, "inductor_fallback_ops", None)
+    if isinstance(table, dict):
+        table.pop(name, None)
+    elif isinstance(table, set):
+        table.discard(name)
+
+
+def _keep_compiled_code_apart(config: Any) -> None:
+    """Has Inductor's cache, whose key holds this setting, not return what it compiled with that table whole."""
+    name = "unsafe_marked_cacheable_functions"
+    marked = getattr(config, name, None)
+    if isinstance(marked, dict):
+        setattr(config, name, {**marked, "unhang: gradients of convolutions through the dispatcher": "1"})
 
 
 def _register_for_python(device: str) -> None:

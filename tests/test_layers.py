@@ -390,6 +390,22 @@ def test_safe_layers_trace_compile_and_autocast() -> None:
             assert layer.weight.grad is not None
 
 
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2 and newer")
+@pytest.mark.parametrize(("thresholds", "graphs"), [([None] * 8, 1), ([20] * 8, 1), ([20, 24] * 4, 2)])
+def test_compiled_layers_share_a_graph_where_their_settings_are_the_same(thresholds: list, graphs: int) -> None:
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    x = torch.randn(1, 2, 8, 8)
+    for threshold in thresholds:
+        config = None if threshold is None else Settings(strategy="cpu_fallback", size_threshold=threshold)
+        layer = SafeConv2d(2, 3, 3, config=config)
+        layer.compile(backend=counter)
+        assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias))
+    assert counter.frame_count == graphs
+
+
 def test_tracking_names_the_layers() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Sequential(nn.Conv2d(1, 1, 3)))
     unhang.track(model, "net")

@@ -63,6 +63,7 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         &["doctor", "--bundle", "nowhere/card.tar.gz"],
         &["evidence", "export", "nowhere/findings.jsonl"],
         &["repair", KERNELS, "--output", "nowhere/kernels.co"],
+        &["completions", "--man", "nowhere/man1"],
     ] {
         let place = place();
         let output = unhang(place.path(), arguments);
@@ -71,6 +72,60 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         let wrong = ["/etc/passwd", "/dev/zero"].into_iter().find(|it| arguments.contains(it)).unwrap_or("nowhere");
         assert!(said.contains(wrong), "{arguments:?} does not say what is wrong: {said}");
         assert!(!place.path().join("nowhere").exists() && !place.path().join("nowhere.tsv").exists(), "{arguments:?}");
+    }
+}
+
+/// An option that the other half of a command would ignore is refused, so that nobody reads a table of something else.
+#[test]
+fn comparing_and_tuning_take_their_own_options_only() {
+    let place = place();
+    fs::write(place.path().join("one.tsv"), "one 1 1 8 8 1 1 1 1 1 0 0 1 1 1\n").unwrap();
+    for (arguments, wrong) in [
+        (&["bench", "--compare", "--layers", "one.tsv"][..], "--layers"),
+        (&["bench", "--compare", "--dtype", "f16"], "--dtype"),
+        (&["bench", "--tune", "--rehearsed"], "--rehearsed"),
+        (&["bench", "--tune", "--root", "."], "--root"),
+    ] {
+        let output = unhang(place.path(), arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("cannot be used with") && said.contains(wrong), "{arguments:?}: {said}");
+    }
+}
+
+/// Paths, code and commands stay whole, since they are copied.
+#[test]
+fn lists_and_explanations_keep_to_the_width_of_the_terminal() {
+    let hazards = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-isa/tests/fixtures/hazards.co");
+    let place = place();
+    let root = place.path().join("machine");
+    fs::create_dir_all(root.join("home/user/.config/miopen")).unwrap();
+    fs::write(root.join("environment"), "HOME=/home/user\n").unwrap();
+    let records = "16-64-64-3x3-32-64-64-1-1x1-1x1-1x1-0-NCHW-FP32-F=GemmFwdRest:0.12,2359296,miopenConvolutionFwdAlgoGEMM;\
+                   ConvDirectNaiveConvFwd:1.9,0,miopenConvolutionFwdAlgoDirect\n\
+                   3-32-32-3x3-16-32-32-1-1x1-1x1-1x1-0-NCHW-FP32-F=GemmFwdRest:nan,0,miopenConvolutionFwdAlgoGEMM\n";
+    fs::write(root.join("home/user/.config/miopen/gfx1030_18.HIP.2_20_0.ufdb.txt"), records).unwrap();
+    for arguments in [
+        &["card", "list"][..],
+        &["env", "print", "--profile", "rocm5.7", "--explain"],
+        &["env", "print", "--profile", "no-spoof", "--shell", "systemd", "--explain"],
+        &["audit", hazards, "--kernels", "--explain", "--sites", "1"],
+        &["miopen-cache", "list", "--records", "--root", "machine"],
+        &["miopen-cache", "verify", "--root", "machine"],
+        &["miopen-cache", "repair", "--dry-run", "--root", "machine"],
+        &["miopen-cache", "list"],
+        &["run", "--dry-run", "--", "true"],
+    ] {
+        let mut command = Command::cargo_bin("unhang").unwrap();
+        command.current_dir(place.path()).env_clear().env("HOME", place.path().join("home")).env("COLUMNS", "60");
+        let text = String::from_utf8(command.args(arguments).output().unwrap().stdout).unwrap();
+        assert!(text.lines().count() > 0, "{arguments:?} prints nothing");
+        let is_copied = |line: &str| line.starts_with("export ") || line.contains('/') || line.contains("s_clause");
+        let is_code = |line: &str| line.starts_with("       ") || line.starts_with("      >");
+        for line in text.lines().filter(|line| line.chars().count() > 60) {
+            let is_one_word = line.split_whitespace().filter(|word| *word != "#").count() <= 2;
+            assert!(is_copied(line) || is_code(line) || is_one_word, "{arguments:?}: {line}");
+        }
     }
 }
 

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use unhang_isa::audit::{Finding, Hazards, Rule};
@@ -15,7 +14,7 @@ use unhang_isa::{Chip, Program};
 use unhang_objects::survey::{FunctionSurvey, ObjectSurvey, Options, survey};
 use unhang_objects::{Event, walk};
 
-use super::text::counted;
+use super::text::{counted, wrapped};
 use crate::output::{self, Colour, Style, printable};
 
 /// Find machine code that is unsafe on an RDNA1 card.
@@ -222,38 +221,27 @@ impl FileReport {
     fn print(&self, out: &mut impl Write, style: Style, command: &Audit) -> io::Result<()> {
         writeln!(out, "{}", style.paint(&printable(&self.path), Colour::Bold))?;
         if let Some(error) = &self.error {
-            writeln!(out, "  {} {}", style.paint("error:", Colour::Red), printable(error))?;
+            let line = wrapped(&format!("error: {}", printable(error)), 2, 6);
+            writeln!(out, "{}", line.replacen("error:", &style.paint("error:", Colour::Red), 1))?;
         }
-        let mut file_total = Hazards::default();
-        for kernel in self.objects.iter().flat_map(|object| &object.kernels) {
-            file_total.add(&kernel.hazards);
-        }
-        let rules: Vec<Rule> = Rule::ALL.into_iter().filter(|&rule| file_total.get(rule) > 0).collect();
-        if !self.objects.is_empty() {
-            let mut table = new_table();
-            let mut header = vec!["compiled for".to_owned(), "functions".to_owned(), "unsafe".to_owned()];
-            header.extend(rules.iter().map(|rule| rule.name().to_owned()));
-            table.set_header(header);
-            for object in &self.objects {
-                let mut sum = Hazards::default();
-                for kernel in &object.kernels {
-                    sum.add(&kernel.hazards);
-                }
-                let bad = object.kernels.iter().filter(|kernel| kernel.hazards.total() > 0).count();
-                let mut row = vec![object.target.clone(), object.kernels.len().to_string(), bad.to_string()];
-                row.extend(rules.iter().map(|&rule| sum.get(rule).to_string()));
-                table.add_row(row);
+        for object in &self.objects {
+            let mut sum = Hazards::default();
+            for kernel in &object.kernels {
+                sum.add(&kernel.hazards);
             }
-            align_numbers(&mut table);
-            writeln!(out, "{table}")?;
+            let (all, bad) = (object.kernels.len(), object.kernels.iter().filter(|it| it.hazards.total() > 0).count());
+            let found = if bad == 0 { String::new() } else { format!(": {}", in_words(&sum)) };
+            let line = format!("{}: {bad} of {} unsafe{found}", object.target, counted(all, "function"));
+            writeln!(out, "{}", wrapped(&printable(&line), 2, 6))?;
         }
         for object in &self.objects {
             if let Some(error) = &object.error {
-                writeln!(out, "  {}: {}", object.target, printable(error))?;
+                writeln!(out, "{}", wrapped(&printable(&format!("{}: {error}", object.target)), 2, 6))?;
             }
             for kernel in &object.kernels {
                 if let Some(error) = &kernel.error {
-                    writeln!(out, "  {}: {} was not looked at: {error}", object.target, printable(&kernel.name))?;
+                    let line = format!("{}: {} was not looked at: {error}", object.target, kernel.name);
+                    writeln!(out, "{}", wrapped(&printable(&line), 2, 6))?;
                 } else if kernel.hazards.total() > 0 && (command.kernels || command.sites.is_some()) {
                     kernel.print(out, style, &object.target)?;
                 }
@@ -261,40 +249,30 @@ impl FileReport {
         }
         if !self.other_targets.is_empty() {
             let names: Vec<_> = self.other_targets.iter().map(|name| printable(name)).collect();
-            writeln!(out, "  {}", style.paint(&format!("not looked at: {}", names.join(", ")), Colour::Dim))?;
+            let line = wrapped(&format!("not looked at: {}", names.join(", ")), 2, 6);
+            writeln!(out, "{}", style.paint(&line, Colour::Dim))?;
         }
         writeln!(out)
     }
 }
 
-fn new_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
-}
-
-fn align_numbers(table: &mut Table) {
-    for (place, column) in table.column_iter_mut().enumerate() {
-        if place > 0 {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+/// The rules that were broken, and how often.
+fn in_words(hazards: &Hazards) -> String {
+    let found = Rule::ALL.into_iter().filter(|&rule| hazards.get(rule) > 0);
+    found.map(|rule| format!("{} {}", rule.name(), hazards.get(rule))).collect::<Vec<_>>().join(", ")
 }
 
 impl KernelReport {
     fn print(&self, out: &mut impl Write, style: Style, target: &str) -> io::Result<()> {
-        let counts: Vec<String> = Rule::ALL
-            .into_iter()
-            .filter(|&rule| self.hazards.get(rule) > 0)
-            .map(|rule| format!("{} {}", rule.name(), self.hazards.get(rule)))
-            .collect();
-        writeln!(out, "  {target} {}: {}", style.paint(&printable(&self.name), Colour::Cyan), counts.join(", "))?;
+        let name = printable(&self.name);
+        let line = wrapped(&format!("{target} {name}: {}", in_words(&self.hazards)), 2, 6);
+        writeln!(out, "{}", line.replacen(&name, &style.paint(&name, Colour::Cyan), 1))?;
         for site in &self.sites {
             writeln!(out, "    {} ({}) at {:#x}", style.paint(site.rule, Colour::Yellow), site.severity, site.offset)?;
             for line in &site.code {
                 writeln!(out, "      {line}")?;
             }
-            writeln!(out, "      {}", style.paint(&site.explanation, Colour::Dim))?;
+            writeln!(out, "{}", style.paint(&wrapped(&site.explanation, 6, 6), Colour::Dim))?;
         }
         Ok(())
     }
@@ -376,26 +354,23 @@ impl Report {
                 false => Ok(()),
             };
         }
-        let verdict = if bad == 0 {
-            style.paint(
-                &format!("none of {} is unsafe on {}", counted(functions, "function"), command.chip),
-                Colour::Green,
-            )
-        } else {
-            let are = if bad == 1 { "is" } else { "are" };
-            let all = counted(functions, "function");
-            style.paint(&format!("{bad} of {all} {are} unsafe on {}", command.chip), Colour::Red)
+        let all = counted(functions, "function");
+        let (verdict, colour) = match bad {
+            0 => (format!("none of {all} is unsafe on {}", command.chip), Colour::Green),
+            1 => (format!("1 of {all} is unsafe on {}", command.chip), Colour::Red),
+            _ => (format!("{bad} of {all} are unsafe on {}", command.chip), Colour::Red),
         };
         let (objects, findings) = (counted(objects, "code object"), counted(self.totals.total(), "finding"));
-        writeln!(out, "Total: {verdict} ({objects}, {findings}).")?;
+        let line = wrapped(&format!("Total: {verdict} ({objects}, {findings})."), 0, 2);
+        writeln!(out, "{}", line.replacen(&verdict, &style.paint(&verdict, colour), 1))?;
         let across: u64 = kernels().map(|kernel| kernel.across_calls).sum();
         if across > 0 {
-            writeln!(
-                out,
+            let line = format!(
                 "Not counted: {} unsafe only if a function on the other side of a call left something \
                  pending. Compilers do not look across calls, so native code has such places too.",
                 if across == 1 { "1 place that is".to_owned() } else { format!("{across} places that are") }
-            )?;
+            );
+            writeln!(out, "{}", wrapped(&line, 0, 2))?;
         }
         for rule in Rule::ALL {
             let count = self.totals.get(rule);
@@ -404,7 +379,7 @@ impl Report {
             }
             writeln!(out, "  {:22} {count:>8}", rule.name())?;
             if command.explain {
-                writeln!(out, "      {}", rule.explanation())?;
+                writeln!(out, "{}", wrapped(rule.explanation(), 6, 6))?;
             }
         }
         if bad > 0 && !command.explain {

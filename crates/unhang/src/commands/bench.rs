@@ -30,10 +30,10 @@ Exit codes:
   3  there is nothing to compare")]
 pub(crate) struct Bench {
     /// Compare what probes and runs found, here and elsewhere: engines, MIOpen's algorithms and ROCm versions, by size.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["layers", "data_type", "layout", "candidates", "packed_half", "at_least", "patience"])]
     compare: bool,
     /// Time the candidates for each layer on this GPU, and keep the fastest.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["rehearsal", "root", "env_file", "python"])]
     tune: bool,
     /// Print JSON.
     #[arg(long)]

@@ -18,9 +18,12 @@ use super::lasting_folder::{CARD_VARIABLE, LastingFolder, Purpose, no_place};
 use super::run::child::{self, Signals};
 use super::run::environment::find_on_path;
 use super::run::{cannot_start, end_likewise, shield};
-use super::text::{counted, print_safe_json, print_text};
+use super::text::{counted, print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
 use crate::output::tell;
+
+/// Where descriptions begin in a list of cards.
+const NAME_COLUMN: usize = 13;
 
 /// The library that stands before the kernel driver.
 const LIBRARY: &str = "libunhang_card.so";
@@ -128,10 +131,11 @@ fn list(json: bool) -> anyhow::Result<ExitCode> {
         )?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut text = String::from("Emulated cards, for `unhang card run --card NAME -- COMMAND`:\n");
+    let mut text = wrapped("Emulated cards, for `unhang card run --card NAME -- COMMAND`:", 0, 0) + "\n";
     for card in &cards::CARDS {
         let mark = if card.name == cards::DEFAULT { " (the default)" } else { "" };
-        text += &format!("  {:<10} {}{mark}\n", card.name, card.description);
+        let described = wrapped(&format!("{}{mark}", card.description), NAME_COLUMN, NAME_COLUMN);
+        text += &format!("  {:<1$}{2}\n", card.name, NAME_COLUMN - 2, described.trim_start());
     }
     print_text(&text)?;
     Ok(ExitCode::SUCCESS)

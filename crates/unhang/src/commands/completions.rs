@@ -8,6 +8,7 @@ use clap::Args;
 use clap_complete::Shell;
 
 use super::text::print_text;
+use super::whole_file::make_folder;
 
 /// Print completions for a shell, or write the manual pages.
 #[derive(Args)]
@@ -38,7 +39,7 @@ impl Completions {
             print_text(&String::from_utf8_lossy(&script))?;
         }
         if let Some(folder) = self.man {
-            std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            make_folder(&folder)?;
             clap_mangen::generate_to(command, &folder)
                 .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
         }

@@ -13,7 +13,7 @@ use unhang_machine::{Machine, System, examine};
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
 use super::python::options;
-use super::text::{print_safe_json, print_text};
+use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
 /// Print an environment profile, install it with a backup, or move old settings aside; each can be undone.
@@ -222,7 +222,7 @@ impl Print {
             );
         }
         text.push_str(&profile.print(shell, self.explain));
-        print_text(&text)?;
+        print_text(&with_wrapped_comments(&text))?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -304,6 +304,25 @@ impl Uninstall {
         print_text(&told(&system, "uninstall", &outcome, dry_run, "nothing is installed here: nothing to do\n"))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// A script whose comments keep to the terminal's width. A command stays on its line, since it is copied.
+fn with_wrapped_comments(script: &str) -> String {
+    let mut text = String::new();
+    for line in script.lines() {
+        match line.strip_prefix('#') {
+            Some(comment) if !comment.starts_with(" docker run") => {
+                let indent = comment.len() - comment.trim_start().len();
+                for part in wrapped(comment, indent + 1, indent + 3).lines() {
+                    let _ = writeln!(text, "#{}", part.strip_prefix(' ').unwrap_or(part));
+                }
+            }
+            _ => {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+    }
+    text
 }
 
 fn hint(scope: Scope) -> String {

@@ -11,7 +11,7 @@ use unhang_machine::miopen::{self, Checked, Kind};
 
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
-use super::text::{counted, print_safe_json, print_text};
+use super::text::{counted, print_safe_json, print_text, wrapped};
 use crate::output::{Colour, FOUND_ERRORS, Style, printable};
 
 /// List, verify and repair MIOpen's user databases: its choices, tunings and compiled kernels.
@@ -106,7 +106,8 @@ fn place(system: &System) -> String {
 fn nothing(system: &System) -> String {
     let folders: Vec<_> =
         miopen::folders(system).iter().map(|folder| printable(&folder.display().to_string())).collect();
-    format!("no database of MIOpen on {}; looked in {}\n", place(system), folders.join(", "))
+    let line = format!("no database of MIOpen on {}; looked in {}", place(system), folders.join(", "));
+    wrapped(&line, 0, 2) + "\n"
 }
 
 fn kind(kind: Kind) -> &'static str {
@@ -134,13 +135,16 @@ fn as_json(checked: &[Checked], records: bool) -> serde_json::Value {
     json!({ "schema": 1, "databases": files })
 }
 
+/// Where the names of solvers begin, behind their times.
+const SOLVER_COLUMN: usize = 19;
+
 /// One line a database, and below it what was asked for.
 fn table(system: &System, checked: &[Checked], records: bool) -> String {
     let style = Style::for_stream(&std::io::stdout());
     if checked.is_empty() {
         return nothing(system);
     }
-    let mut text = format!("MIOpen's databases on {}\n", place(system));
+    let mut text = wrapped(&format!("MIOpen's databases on {}", place(system)), 0, 2) + "\n";
     for file in checked {
         let path = printable(&file.database.path.display().to_string());
         let _ = writeln!(text, "\n{}", style.paint(&path, Colour::Bold));
@@ -148,13 +152,9 @@ fn table(system: &System, checked: &[Checked], records: bool) -> String {
         let narrowed = file.records.iter().filter(|record| record.narrowed()).count();
         let narrowed =
             if narrowed == 0 { String::new() } else { format!(", {narrowed} written under a narrowed set of solvers") };
-        let _ = writeln!(
-            text,
-            "  {}, {} bytes, {}{damaged}{narrowed}",
-            kind(file.database.kind),
-            file.database.size,
-            counted(file.sound, "sound record")
-        );
+        let (kind, size) = (kind(file.database.kind), file.database.size);
+        let line = format!("{kind}, {size} bytes, {}{damaged}{narrowed}", counted(file.sound, "sound record"));
+        let _ = writeln!(text, "{}", wrapped(&line, 2, 4));
         for damage in &file.damage {
             let at = match (damage.line, damage.row) {
                 (Some(line), _) => format!("line {line}: "),
@@ -162,26 +162,24 @@ fn table(system: &System, checked: &[Checked], records: bool) -> String {
                 (None, None) => String::new(),
             };
             let record = damage.record.as_deref().map(|record| format!(" ({})", printable(record))).unwrap_or_default();
-            let _ =
-                writeln!(text, "  {} {at}{}{record}", style.paint("damaged", Colour::Red), printable(&damage.problem));
+            let line = wrapped(&format!("damaged {at}{}{record}", printable(&damage.problem)), 2, 4);
+            let _ = writeln!(text, "{}", line.replacen("damaged", &style.paint("damaged", Colour::Red), 1));
         }
         if records {
             for record in &file.records {
                 let problem = record.problem.as_deref().unwrap_or(&record.key);
                 let mark = if record.narrowed() { " [narrowed]" } else { "" };
-                let _ = writeln!(text, "  line {}: {}{mark}", record.line, printable(problem));
+                let line = format!("line {}: {}{mark}", record.line, printable(problem));
+                let _ = writeln!(text, "{}", wrapped(&line, 2, 4));
                 for entry in &record.entries {
-                    let _ = writeln!(
-                        text,
-                        "    {:>10.4} ms  {}, {} bytes of workspace",
-                        entry.milliseconds,
-                        printable(&entry.solver),
-                        entry.workspace
-                    );
+                    let solver = format!("{}, {} bytes of workspace", printable(&entry.solver), entry.workspace);
+                    let solver = wrapped(&solver, SOLVER_COLUMN, SOLVER_COLUMN);
+                    let _ = writeln!(text, "    {:>10.4} ms  {}", entry.milliseconds, solver.trim_start());
                 }
             }
             for kernel in &file.kernels {
-                let _ = writeln!(text, "  row {}: {}, {} bytes", kernel.row, printable(&kernel.name), kernel.size);
+                let line = format!("row {}: {}, {} bytes", kernel.row, printable(&kernel.name), kernel.size);
+                let _ = writeln!(text, "{}", wrapped(&line, 2, 4));
             }
         }
     }
@@ -211,7 +209,8 @@ impl Verify {
         } else {
             print_text(&table(&system, &checked, false))?;
             if damaged {
-                print_text("\n`unhang miopen-cache repair` removes what is damaged and keeps a backup\n")?;
+                let advice = "`unhang miopen-cache repair` removes what is damaged and keeps a backup";
+                print_text(&format!("\n{}\n", wrapped(advice, 0, 2)))?;
             }
         }
         Ok(if damaged { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS })
@@ -233,19 +232,21 @@ impl Repair {
         }
         let mut text = String::new();
         if done.is_empty() {
-            let _ = writeln!(text, "nothing to repair on {}", place(&system));
+            let _ = writeln!(text, "{}", wrapped(&format!("nothing to repair on {}", place(&system)), 0, 2));
         }
         for file in &done {
             let path = printable(&file.path.display().to_string());
             let (would, what) = (if self.dry_run { "would be " } else { "" }, counted(file.removed, "record"));
-            let _ = if file.moved_aside {
-                writeln!(text, "{path}: {would}moved aside; MIOpen makes a new one")
+            let line = if file.moved_aside {
+                format!("{path}: {would}moved aside; MIOpen makes a new one")
             } else {
-                writeln!(text, "{path}: {what} {would}removed")
+                format!("{path}: {what} {would}removed")
             };
+            let _ = writeln!(text, "{}", wrapped(&line, 0, 4));
             if let Some(backup) = &file.backup {
                 let backup = printable(&backup.display().to_string());
-                let _ = writeln!(text, "  as it was: {backup} (`mv` it back to undo this)");
+                let line = format!("as it was: {backup} (`mv` it back to undo this)");
+                let _ = writeln!(text, "{}", wrapped(&line, 2, 4));
             }
         }
         print_text(&text)?;

@@ -19,7 +19,7 @@ use unhang_objects::{Event, Found, Size, rewrite, walk};
 
 use super::audit::by_name;
 use super::text::counted;
-use super::whole_file::{belongs_to_the_system, write_whole};
+use super::whole_file::{belongs_to_the_system, make_folder, write_whole};
 use crate::output::{self, Colour, Style, printable};
 
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
@@ -364,16 +364,6 @@ impl Report {
         } else {
             0
         }
-    }
-}
-
-/// Makes the folder for the objects, in one that exists: a mistyped path is an error.
-fn make_folder(folder: &Path) -> anyhow::Result<()> {
-    match fs::create_dir(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("cannot make the folder {}", folder.display()))
-        }
-        _ => Ok(()),
     }
 }
 

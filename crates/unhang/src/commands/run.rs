@@ -328,7 +328,8 @@ impl Run {
         }
         let mut text = String::new();
         if decisions.is_empty() {
-            text.push_str("no variable would be set: there is no RDNA1 card here, or --profile none was given\n");
+            let nothing = "no variable would be set: there is no RDNA1 card here, or --profile none was given";
+            let _ = writeln!(text, "{}", wrapped(nothing, 0, 4));
         }
         for decision in decisions {
             let _ = writeln!(text, "{}", wrapped(&printable(&decision.to_string()), 0, 4));

@@ -19,6 +19,16 @@ pub(super) fn read_table(path: &Path) -> anyhow::Result<String> {
     read_named_text(path, LARGEST_TABLE).with_context(|| format!("cannot read {}", path.display()))
 }
 
+/// Makes a folder for files, unless it exists. The folder that it is in must exist: a mistyped path is an error.
+pub(super) fn make_folder(folder: &Path) -> anyhow::Result<()> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot make the folder {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes a file under a name that nobody can guess, next to its place, and then renames it. A link in that place
 /// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.
 pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {

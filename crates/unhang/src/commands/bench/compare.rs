@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Evidence, Realm, Record, RecordSource, time};
 
 use super::super::knowledge::{Knowledge, KnowledgeArguments};
-use super::super::text::{print_safe_json, print_text, wrapped};
+use super::super::text::{print_safe_json, print_text, width, wrapped};
 use crate::output::{CANNOT_TELL, printable, tell};
 
 const REHEARSAL: &str = "REHEARSAL: about a rehearsed card, not a real one; times are those of the CPU that plays it";
@@ -130,7 +130,7 @@ fn best(cells: &BTreeMap<Column, Cell>) -> Option<&Column> {
 fn to_text(rows: &Rows, knowledge: &Knowledge) -> String {
     let columns = columns(rows);
     let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(width() as u16);
     let mut header = vec!["convolution".to_owned()];
     header.extend(columns.iter().map(Column::title));
     table.set_header(header);

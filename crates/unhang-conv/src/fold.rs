@@ -1,36 +1,41 @@
 //! A 3-d convolution as 2-d ones.
 //!
-//! The depths of the result become images, and the taps along the depth become channels: image (n, o) of the folded input has as
-//! channel (c, t) the plane `x[n, c, o·stride - padding + t·dilation]`, zeros where no such plane exists. The
-//! filter's `K, C, depth, height, width` is, in memory, `K, C·depth, height, width`. Groups stay together, since the taps of a channel do.
+//! The depths of the result become images, and the taps along the depth become channels. Image (n, o) of the folded
+//! input has as channel (c, t) the plane `x[n, c, o·stride - padding + t·dilation]`, or zeros if there is no such
+//! plane. A filter of `K, C, depth, height, width` has the same memory as one of `K, C·depth, height, width`. Groups
+//! stay together because the taps of a channel do.
 //!
 //! | direction | images | channels of the source | per part |
 //! |---|---|---|---|
 //! | forward | output depths | input channel, tap | some images |
-//! | backward-data | input depths with one remainder by the stride | output channel, tap | a remainder, and of it some images |
+//! | backward-data
+//! input depths with one remainder modulo the stride
+//! output channel, tap
+//! some images of one remainder |
 //! | backward-weights | output depths | input channel, tap | some channels of both |
 //!
-//! The data gradient gathers the gradient of the output, and does not sum planes of the input's afterwards: every sum is made
-//! inside of one 2-d convolution, in the precision that it sums in. Input depths with one remainder meet the same taps, so that no
-//! product with a zero is computed because of the stride. Parts never add to each other's results.
+//! The data gradient gathers planes of the output's gradient; it does not add planes of the input's gradient
+//! afterwards. Each sum is therefore made inside one 2-d convolution, in that convolution's precision. Input depths
+//! with the same remainder meet the same taps, so the stride causes no products with zero. Parts never add to each
+//! other's results.
 //!
-//! Where height and width have nothing but single taps, the depth is the height of one 2-d convolution whose width is all of a
-//! plane, and nothing has to be gathered.
+//! If height and width have single taps only, the whole becomes one 2-d convolution. Its height is the depth, its
+//! width is a whole plane, and nothing is gathered.
 
 use crate::problem::{Direction, Layout, Problem, ProblemError, Specification, TensorShape};
 use crate::volume::{Volume, VolumeShape};
 
-/// The axis of a 3-d tensor along which planes lie.
+/// The axis that numbers a 3-d tensor's planes.
 const DEPTH: usize = 2;
 
-/// A 3-d convolution as 2-d ones, which write every element of its result once.
+/// A 3-d convolution as 2-d ones. Together they write every element of its result once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {
     /// The 2-d convolutions.
     pub parts: Vec<Part>,
-    /// Which of the 3-d convolution's operands the parts' first, second and result are.
+    /// For the first operand, the second operand and the result of every part: which of the 3-d convolution's it is.
     pub order: [usize; 3],
-    /// Planes of the result that no tap meets: zero, and the bias of a transposed convolution where there is one.
+    /// Planes of the result that no tap reaches. They are zero, plus the bias if a transposed convolution has one.
     pub zeros: Vec<Planes>,
 }
 
@@ -39,7 +44,7 @@ pub struct Fold {
 pub struct Part {
     /// What is computed.
     pub problem: Problem,
-    /// What its first, second and result are of the 3-d convolution's.
+    /// The planes of the 3-d convolution that make up the first operand, the second operand and the result.
     pub planes: [Planes; 3],
 }
 
@@ -54,52 +59,52 @@ struct Steps {
 /// A 2-d tensor that consists of planes of a 3-d one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planes {
-    /// For each axis of the 2-d tensor the steps that it is made of, the slower ones first.
+    /// For each axis of the 2-d tensor, the steps that make it up, slowest first.
     axes: [[Steps; 2]; 4],
-    /// Where they begin.
+    /// The position of the first element.
     start: [i64; 5],
-    /// How many planes there are: steps to others find zeros.
+    /// The number of planes. A step outside them reads zeros.
     depth: usize,
 }
 
-/// What of a 3-d tensor [`Planes`] are made of: images and channels in ranges, and depths in steps.
+/// The part of a 3-d tensor that makes up [`Planes`]: ranges of images and channels, and steps along the depth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ranges {
-    /// The first image (or filter) and how many.
+    /// The first image (or filter), and their number.
     pub images: (usize, usize),
-    /// The first channel and how many.
+    /// The first channel, and their number.
     pub channels: (usize, usize),
     /// The first depth.
     pub depth: i64,
-    /// From one 2-d image of an image to the next: how many depths, and how many of them there are.
+    /// Depths from one 2-d image to the next within a 3-d image, and the number of these 2-d images.
     pub along_images: (i64, usize),
-    /// From one 2-d channel of a channel to the next: how many depths, and how many of them there are.
+    /// Depths from one 2-d channel to the next within a 3-d channel, and the number of these 2-d channels.
     pub along_channels: (i64, usize),
 }
 
 /// One of the nested loops that visit all elements of [`Planes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loop {
-    /// How many steps.
+    /// The number of steps.
     pub count: usize,
-    /// Elements of the 2-d tensor from one to the next.
+    /// Elements of the 2-d tensor per step.
     pub folded: usize,
-    /// Elements of the 3-d tensor from one to the next.
+    /// Elements of the 3-d tensor per step.
     pub volume: i64,
-    /// Planes from one to the next.
+    /// Planes per step.
     pub depth: i64,
 }
 
-/// The nested loops that visit all elements of [`Planes`], the slowest first.
+/// The nested loops that visit all elements of [`Planes`], slowest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loops {
-    /// At most six, each of more than one step.
+    /// At most six loops, each of more than one step.
     pub loops: Vec<Loop>,
-    /// The first element's place in the 3-d tensor.
+    /// The offset of the first element in the 3-d tensor.
     pub start: i64,
     /// The first element's plane.
     pub depth: i64,
-    /// How many planes there are: an element of another is zero.
+    /// The number of planes. An element outside them is zero.
     pub planes: i64,
 }
 
@@ -117,7 +122,7 @@ impl Planes {
         Planes { axes: [images, channels, plane[0], plane[1]], start: [0; 5], depth: shape[DEPTH] }
     }
 
-    /// Height and width as one axis, depth as another.
+    /// Treats height and width as one axis, and the depth as the other.
     fn flat(shape: VolumeShape) -> Planes {
         let all = |axis: usize| Steps::all(axis, shape[axis]);
         let alone = |axis: usize| [Steps::NONE, all(axis)];
@@ -134,7 +139,7 @@ impl Planes {
         self.axes.map(|[slow, fast]| slow.count * fast.count)
     }
 
-    /// What it is made of; none where height and width are one axis, and nothing is folded.
+    /// The ranges that make it up, or `None` if height and width are one axis and nothing is folded.
     pub fn ranges(&self) -> Option<Ranges> {
         let [[images, along_images], [channels, along_channels], ..] = self.axes;
         (self.axes[2][1].axis != DEPTH).then_some(Ranges {
@@ -146,15 +151,15 @@ impl Planes {
         })
     }
 
-    /// The first and the last depth that its elements would have.
+    /// The smallest and the largest depth that its elements refer to.
     fn reach(&self) -> (i64, i64) {
         let steps = self.axes.iter().flatten().filter(|steps| steps.axis == DEPTH);
         let ends = steps.map(|steps| steps.by * (steps.count as i64 - 1));
         ends.fold((self.start[DEPTH], self.start[DEPTH]), |(low, high), end| (low + end.min(0), high + end.max(0)))
     }
 
-    /// Where the first element is in a 3-d tensor with these strides, and the 2-d tensor's strides in it; none where it is no
-    /// tensor of four axes in that memory.
+    /// The offset of the first element in a 3-d tensor with these strides, and the 2-d tensor's strides in that
+    /// memory. `None` if four strides cannot describe it.
     fn view(&self, strides: [usize; 5]) -> Option<(usize, [usize; 4])> {
         let (low, high) = self.reach();
         if low < 0 || high >= self.depth as i64 {
@@ -174,7 +179,8 @@ impl Planes {
         Some((start, result))
     }
 
-    /// Where the first element is, if the 2-d tensor is in the 3-d one's memory in that layout, without gaps.
+    /// The offset of the first element, if the 3-d tensor's memory holds the 2-d tensor in that layout and without
+    /// gaps.
     pub fn dense(&self, strides: [usize; 5], layout: Layout) -> Option<usize> {
         let (start, found) = self.view(strides)?;
         let shape = self.shape();
@@ -182,8 +188,8 @@ impl Planes {
         axes.all(|(&size, (&found, dense))| size == 1 || found == dense).then_some(start)
     }
 
-    /// The loops over the 2-d tensor of these strides and the 3-d one of those; neighbours in the 2-d one are visited one after the
-    /// other, or with `by_volume` those in the 3-d one.
+    /// The loops over a 2-d and a 3-d tensor with these strides. They visit neighbours of the 2-d tensor in sequence,
+    /// or with `by_volume` neighbours of the 3-d one.
     pub fn loops(&self, folded: [usize; 4], strides: [usize; 5], by_volume: bool) -> Loops {
         let mut all = Vec::new();
         for ([slow, fast], folded) in self.axes.into_iter().zip(folded) {
@@ -215,8 +221,9 @@ impl Planes {
 }
 
 impl Loops {
-    /// Visits every element: its place in the 2-d tensor and in the 3-d one, none where it is zero. The last loop, if it stays in
-    /// its planes, is left to the visitor, as how often and how far to step in each tensor.
+    /// Visits every element with its offset in the 2-d tensor and in the 3-d one; the latter is `None` where the
+    /// element is zero. If the innermost loop stays within its planes, the visitor gets its number of steps and its
+    /// stride in each tensor, and runs that loop itself.
     pub fn visit(&self, mut visit: impl FnMut(usize, Option<usize>, (usize, usize, i64))) {
         let (outer, run) = match self.loops.split_last() {
             Some((last, outer)) if last.depth == 0 => (outer, (last.count, last.folded, last.volume)),
@@ -246,14 +253,14 @@ impl Loops {
     }
 }
 
-/// Equal shares of a range, each of at most `most`.
+/// Divides a range into equal shares of at most `most` each.
 fn shares(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = total.div_ceil(most.clamp(1, total));
     let each = total.div_ceil(count);
     (0..total).step_by(each).map(move |start| (start, each.min(total - start)))
 }
 
-/// Images and depths of each part, where a part has at most `most` planes: whole images, or some depths of one.
+/// The images and depths of each part if a part may have `most` planes: whole images, or some depths of one image.
 fn images_and_depths(images: usize, depths: usize, most: usize) -> Vec<[(usize, usize); 2]> {
     if most >= depths {
         return shares(images, most / depths).map(|images| [images, (0, depths)]).collect();
@@ -265,7 +272,8 @@ fn elements(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// The forward of a transposed convolution, which takes a bias, in the place of the data gradient that computes it.
+/// The forward of a transposed convolution, which accepts a bias, instead of the data gradient that computes the
+/// same.
 fn raised(lowered: &Problem) -> Result<Problem, ProblemError> {
     let spec = lowered.specification();
     let plain = Specification {
@@ -286,17 +294,17 @@ fn raised(lowered: &Problem) -> Result<Problem, ProblemError> {
 }
 
 impl Volume {
-    /// How many elements the tensors of a part should have together at most: a few times the operands, and so few that every kernel
-    /// can address them.
+    /// The most elements that the tensors of one part should have together: a few times the operands, and few enough
+    /// for every kernel to address.
     pub fn fold_limit(&self) -> usize {
         const LEAST: usize = 1 << 20;
         let operands: usize = self.operand_shapes().iter().map(|shape| elements(shape)).sum();
         operands.saturating_mul(3).max(LEAST).min((1 << 31) / self.data_type().size())
     }
 
-    /// The 2-d convolutions that compute this one. `limit` is how many elements the tensors of a part have together at most; a part
-    /// is never less than one plane of the result, or one group or channel of a filter's gradient.
-    /// An error where a part would be larger than any 2-d convolution is.
+    /// The 2-d convolutions that compute this one. The tensors of a part have at most `limit` elements together, but
+    /// a part is at least one plane of the result, or one group or channel of a filter's gradient. Fails if a part
+    /// would be larger than any 2-d convolution can be.
     pub fn fold(&self, limit: usize) -> Result<Fold, ProblemError> {
         let (volume, exchanged) = self.lower();
         let order = if exchanged { [1, 0, 2] } else { [0, 1, 2] };
@@ -379,7 +387,7 @@ impl Volume {
                 fold.zeros.push(none.from(DEPTH, remainder as i64));
                 continue;
             };
-            // From the last tap to the first, so that the gradient's planes are met in their own order.
+            // From the last tap to the first, so that the gradient's planes come in their own order.
             let step = if taps.len() > 1 { taps[1] - first_tap } else { 1 };
             let between = Steps { axis: DEPTH, by: step * dilation / stride, count: taps.len() };
             let backwards = Steps { axis: DEPTH, by: -step, count: taps.len() };
@@ -417,7 +425,7 @@ impl Volume {
         let images = input[0] * depth.output;
         let per_channel = depth.kernel * images * elements(&input[3..]);
         let per_row = images * elements(&gradient[3..]);
-        // Whole groups; or where there is one, some of the output's channels with some of the input's.
+        // Whole groups. With only one group, some output channels and some input channels.
         let mut all = Vec::new();
         if groups == 1 {
             for rows in shares(gradient[1], limit / 2 / per_row) {

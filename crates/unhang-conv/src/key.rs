@@ -1,7 +1,7 @@
-//! The text form of a problem: `forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1`, and for a transposed one
-//! `…:t:o0x0` behind it.
+//! The text form of a problem: `forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1`. A transposed one ends in
+//! `…:t:o0x0`.
 //!
-//! Stores and reports on disk hold this text. It never changes its meaning; a new property would get a new part.
+//! Stores and reports on disk hold this text. Its meaning never changes; a new property gets a new part.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,20 +10,20 @@ use thiserror::Error;
 
 use crate::problem::{Problem, ProblemError, Specification, UnknownName};
 
-/// Why a text is not a problem's key.
+/// Why a text is not a key.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KeyError {
-    /// A part of the key is not there, or there is one too many.
+    /// The key has too few parts, or too many.
     #[error(
         "{key:?} is not a convolution's key: expected 9 parts separated by colons (11 if transposed), found {found}"
     )]
     Parts {
         /// The text.
         key: String,
-        /// How many parts it had.
+        /// The number of parts that it has.
         found: usize,
     },
-    /// A part does not read as what it has to be.
+    /// A part does not have the expected form.
     #[error("{part:?} does not read as {expected}")]
     Part {
         /// The part.
@@ -31,10 +31,10 @@ pub enum KeyError {
         /// What was expected, with an example.
         expected: &'static str,
     },
-    /// A name in it is unknown.
+    /// The key contains an unknown name.
     #[error(transparent)]
     Name(#[from] UnknownName),
-    /// The numbers are readable and make no convolution.
+    /// The key can be read, but its numbers do not describe a convolution.
     #[error(transparent)]
     Problem(#[from] ProblemError),
 }
@@ -86,7 +86,7 @@ impl FromStr for Problem {
     }
 }
 
-/// A key's parts, and whether they are those of a transposed convolution.
+/// A key's parts, and whether they describe a transposed convolution.
 pub(crate) fn parts(key: &str) -> Result<(Vec<&str>, bool), KeyError> {
     let parts: Vec<&str> = key.split(':').collect();
     match parts.len() {
@@ -103,7 +103,7 @@ pub(crate) fn numbers<const N: usize>(part: &str, prefix: &str, expected: &'stat
     let mut result = [0; N];
     for number in &mut result {
         let word = words.next().ok_or_else(error)?;
-        // `parse` alone would take "+1", which would make two keys of one problem.
+        // `parse` alone would accept "+1", and one problem would have two keys.
         if !word.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(error());
         }

@@ -1,9 +1,8 @@
 //! What a convolution is: the [`Problem`], its validation and arithmetic, and the plain [`reference`] that judges every
 //! engine.
 //!
-//! This crate is the ground that all others stand on. It does no I/O, knows no engine, no machine and no torch, and has
-//! no `unsafe`. A [`Problem`] that exists is valid: bad shapes stop at [`Problem::new`] with an error that names the
-//! numbers.
+//! All other crates stand on this one. It does no I/O, knows no engine, no machine and no torch, and has no `unsafe`.
+//! Every [`Problem`] is valid: [`Problem::new`] rejects bad shapes with an error that names the numbers.
 //!
 //! ```
 //! use unhang_conv::{Problem, Specification};

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// The type of the numbers in all of a problem's tensors.
+/// The type of the elements of all of a problem's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// IEEE 754 single precision.
@@ -18,7 +18,7 @@ pub enum DataType {
     F64,
 }
 
-/// How a problem's tensors lie in memory: activations and filters alike.
+/// The order of a problem's tensors in memory, for activations and filters alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Layout {
     /// Channels before pixels; filters as out, in, height, width. Torch's default.
@@ -52,7 +52,7 @@ impl DataType {
         }
     }
 
-    /// Bytes that one number takes.
+    /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             DataType::F16 | DataType::Bf16 => 2,
@@ -74,7 +74,7 @@ impl Layout {
         }
     }
 
-    /// Elements from one to the next along each axis of a tensor without gaps.
+    /// The strides, in elements, of a tensor without gaps.
     pub const fn strides(self, [_, c, h, w]: TensorShape) -> [usize; 4] {
         match self {
             Layout::Nchw => [c * h * w, h * w, w, 1],
@@ -97,15 +97,15 @@ impl Direction {
     }
 }
 
-/// A word that names no data type, layout or direction.
+/// An unknown name of a data type, layout or direction.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("unknown {what} {found:?}: expected one of {expected}")]
 pub struct UnknownName {
-    /// What was looked for: "data type", "layout" or "direction".
+    /// What was expected: "data type", "layout" or "direction".
     pub what: &'static str,
     /// The word that was found.
     pub found: String,
-    /// The words that would have been right.
+    /// The words that are accepted.
     pub expected: &'static str,
 }
 
@@ -135,7 +135,8 @@ named!(DataType, "data type", "f32, f16, bf16, f64");
 named!(Layout, "layout", "nchw, nhwc");
 named!(Direction, "direction", "forward, backward-data, backward-weights");
 
-/// The raw numbers of a convolution, as a caller has them; [`Problem::new`] makes a problem of it or says why not.
+/// The raw numbers of a convolution, as a caller has them. [`Problem::new`] turns them into a problem, or says why it
+/// cannot.
 ///
 /// Sizes along axes are height, then width; for 3-d convolutions depth comes first. A 1-d convolution is a 2-d one whose
 /// height is 1. For a transposed convolution `in_channels` and `in_size` are those of the tensor that goes in, as in torch's
@@ -164,16 +165,17 @@ pub struct Specification<const AXES: usize = 2> {
     pub transposed: bool,
     /// Planes, rows and columns added at the end of a transposed convolution's output.
     pub output_padding: [i64; AXES],
-    /// The type of all numbers.
+    /// The type of all elements.
     pub data_type: DataType,
-    /// How all tensors lie in memory. For 3-d ones NCHW stands for NCDHW, NHWC for NDHWC (torch's `channels_last_3d`).
+    /// The order of all tensors in memory. For 3-d ones NCHW means NCDHW and NHWC means NDHWC (torch's
+    /// `channels_last_3d`).
     pub layout: Layout,
-    /// Which of the three computations.
+    /// Which of the three computations this is.
     pub direction: Direction,
 }
 
 impl<const AXES: usize> Default for Specification<AXES> {
-    /// One pixel, one channel, one tap, forward in f32 and NCHW: what the other fields are set upon.
+    /// One pixel, one channel, one tap, forward in f32 and NCHW: the defaults for struct update syntax.
     fn default() -> Self {
         Specification {
             batch: 1,
@@ -194,11 +196,11 @@ impl<const AXES: usize> Default for Specification<AXES> {
     }
 }
 
-/// Why numbers make no convolution.
+/// Why these numbers do not describe a convolution.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProblemError {
-    /// A size that must be at least one is not.
+    /// A size that must be at least one is smaller.
     #[error("{name} is {value}: it must be at least 1")]
     NotPositive {
         /// Which number.
@@ -209,19 +211,19 @@ pub enum ProblemError {
     /// A padding is below zero.
     #[error("{name} is {value}: it must not be negative")]
     Negative {
-        /// Which number.
+        /// Which number it is.
         name: &'static str,
-        /// What it was.
+        /// Its value.
         value: i64,
     },
-    /// Channels cannot be divided among the groups.
+    /// The channels cannot be divided among the groups.
     #[error("{name} is {channels}, which {groups} groups do not divide")]
     GroupsDoNotDivide {
         /// Which channels.
         name: &'static str,
-        /// How many of them.
+        /// The number of channels.
         channels: i64,
-        /// Among how many groups.
+        /// The number of groups.
         groups: i64,
     },
     /// The filter, spread by its dilation, is larger than the padded input.
@@ -235,7 +237,7 @@ pub enum ProblemError {
         span: i64,
         /// Taps of the filter.
         kernel: i64,
-        /// Spread of the taps.
+        /// The dilation.
         dilation: i64,
         /// Pixels of the input with its padding.
         padded: i64,
@@ -251,7 +253,7 @@ pub enum ProblemError {
     TransposedOutputEmpty {
         /// "depth", "height" or "width".
         axis: &'static str,
-        /// The size that came out.
+        /// The resulting size.
         size: i64,
         /// Pixels of the input.
         input: i64,
@@ -262,7 +264,7 @@ pub enum ProblemError {
         /// Taps of the filter.
         kernel: i64,
     },
-    /// An output padding that a stride cannot produce.
+    /// An output padding that the stride cannot produce.
     #[error("output padding is {output_padding} with stride {stride} in {axis}: it must be smaller than the stride")]
     OutputPaddingTooLarge {
         /// "depth", "height" or "width".
@@ -272,13 +274,13 @@ pub enum ProblemError {
         /// The stride.
         stride: i64,
     },
-    /// Output padding was given for a convolution that is not transposed.
+    /// The convolution has output padding but is not transposed.
     #[error("output padding {output_padding:?} is for transposed convolutions only")]
     OutputPaddingNotTransposed {
-        /// What was given.
+        /// The output padding.
         output_padding: Vec<i64>,
     },
-    /// A size does not fit in what can be addressed.
+    /// A size is too large to address.
     #[error("{what} overflows: {detail}")]
     TooLarge {
         /// Which tensor or number.
@@ -288,9 +290,9 @@ pub enum ProblemError {
     },
 }
 
-/// The largest number of elements of one tensor: with eight bytes each they still fit in a signed 64-bit offset.
+/// The most elements of one tensor: at eight bytes each, they still fit a signed 64-bit offset.
 const MAX_ELEMENTS: i64 = i64::MAX / 16;
-/// The largest single number: sums and products of two never overflow.
+/// The largest single number: no sum or product of two overflows.
 const MAX_NUMBER: i64 = i32::MAX as i64;
 
 /// A tensor's four logical sizes: batch, channels, height, width; for a filter out, in, height, width.
@@ -319,7 +321,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Checks the numbers and makes a problem of them.
+    /// Checks the numbers and turns them into a problem.
     pub fn new(given: Specification) -> Result<Problem, ProblemError> {
         check_numbers(&given)?;
         let out_size = [Along::of(&given, 0).output()?, Along::of(&given, 1).output()?];
@@ -329,7 +331,7 @@ impl Problem {
         check_elements("the output tensor", &[spec.batch, spec.out_channels, out_size[0], out_size[1]])?;
         check_elements("the filter", &[spec.out_channels, spec.in_channels, kh, kw])?;
 
-        // Every number was checked to lie in 0..=i32::MAX.
+        // Every number was checked to be in 0..=i32::MAX.
         let pair = |[h, w]: [i64; 2]| [h as usize, w as usize];
         Ok(Problem {
             direction: given.direction,
@@ -350,7 +352,7 @@ impl Problem {
         })
     }
 
-    /// The numbers that this problem was made of.
+    /// The numbers that make up this problem.
     pub fn specification(&self) -> Specification {
         let pair = |[h, w]: [usize; 2]| [h as i64, w as i64];
         Specification {
@@ -376,12 +378,12 @@ impl Problem {
         self.direction
     }
 
-    /// The type of all numbers.
+    /// The type of all elements.
     pub fn data_type(&self) -> DataType {
         self.data_type
     }
 
-    /// How all tensors lie in memory.
+    /// The order of all tensors in memory.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -451,22 +453,22 @@ impl Problem {
         self.groups > 1 && self.groups == self.in_channels
     }
 
-    /// The same convolution in another direction.
+    /// This convolution in another direction.
     pub fn with_direction(&self, direction: Direction) -> Problem {
         Problem { direction, ..self.clone() }
     }
 
-    /// The same convolution on another type of numbers.
+    /// This convolution in another data type.
     pub fn with_data_type(&self, data_type: DataType) -> Problem {
         Problem { data_type, ..self.clone() }
     }
 
-    /// The same convolution in another layout.
+    /// This convolution in another layout.
     pub fn with_layout(&self, layout: Layout) -> Problem {
         Problem { layout, ..self.clone() }
     }
 
-    /// The same convolution with another batch.
+    /// This convolution with another batch.
     pub fn with_batch(&self, batch: usize) -> Result<Problem, ProblemError> {
         Problem::new(Specification { batch: batch as i64, ..self.specification() })
     }
@@ -507,16 +509,17 @@ impl Problem {
         }
     }
 
-    /// Floating-point operations of the direct computation, a multiplication and an addition counted as two; padding
-    /// counts as if it were data. As a float because large problems pass 2⁶⁴.
+    /// Floating-point operations of the direct computation. A multiplication and an addition count as two; padding
+    /// counts as data. A float, because large problems exceed 2⁶⁴.
     pub fn flops(&self) -> f64 {
-        // Pixels at which the whole filter is applied: the output's, or for a transposed convolution the input's.
+        // Positions at which the whole filter is applied: the output's pixels, or the input's for a transposed
+        // convolution.
         let [h, w] = if self.transposed { self.in_size } else { self.out_size };
         let per_pixel = self.weight_shape().iter().map(|&n| n as f64).product::<f64>();
         2.0 * self.batch as f64 * h as f64 * w as f64 * per_pixel
     }
 
-    /// Bytes that any algorithm has to move at least: each operand read once, the result written once.
+    /// The fewest bytes that any algorithm must move: each operand is read once, and the result is written once.
     pub fn minimal_bytes(&self) -> f64 {
         let elements: f64 = self.operand_shapes().iter().map(|s| s.iter().map(|&n| n as f64).product::<f64>()).sum();
         elements * self.data_type.size() as f64
@@ -529,11 +532,11 @@ impl Problem {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
     }
 
-    /// The ordinary (not transposed) convolution that computes this problem, so that engines need only know those.
+    /// The ordinary (not transposed) convolution that computes this problem, so that engines need to know only those.
     ///
     /// A transposed convolution is the backward-data computation of an ordinary one that runs from its output to its
-    /// input; its own backward-data is that one's forward, and its backward-weights has the operands exchanged. The
-    /// filter in memory is the same tensor in all cases.
+    /// input. Its backward-data is that one's forward, and its backward-weights exchanges the operands. The filter is
+    /// the same tensor in memory in every case.
     pub fn lower(&self) -> LoweredProblem {
         if !self.transposed {
             return LoweredProblem { problem: self.clone(), operands_exchanged: false };
@@ -599,7 +602,7 @@ pub(crate) fn check_numbers<const AXES: usize>(spec: &Specification<AXES>) -> Re
     Ok(())
 }
 
-/// What decides a convolution's size along one axis.
+/// What determines a convolution's size along one axis.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Along {
     pub(crate) axis: &'static str,
@@ -626,7 +629,7 @@ impl Along {
         }
     }
 
-    /// The output's size. Numbers are at most `i32::MAX` here, so no product of two overflows.
+    /// The output's size. All numbers are at most `i32::MAX`, so no product of two overflows.
     pub(crate) fn output(self) -> Result<i64, ProblemError> {
         let Along { axis, input, kernel, stride, padding, dilation, output_padding, transposed } = self;
         let span = dilation * (kernel - 1) + 1;

@@ -1,7 +1,7 @@
-//! The plain reference: a convolution as its definition says, one multiplication after the other, summed in f64.
+//! The plain reference: a convolution by its definition, one multiplication after the other, summed in f64.
 //!
-//! It is slow, and so short that it can be seen to be right. Every engine is judged by it; it is itself compared with
-//! torch in the tests of the Python package.
+//! It is slow, and short enough to be seen to be right. It judges every engine; the tests of the Python package
+//! compare it with torch.
 
 use crate::problem::{Direction, Layout, Problem, TensorShape};
 use crate::volume::Volume;
@@ -54,8 +54,8 @@ fn add_bias<T: Copy + Into<f64>>(problem: &Problem, result: &mut [f64], bias: &[
     }
 }
 
-/// All three directions are one walk over the same terms: each output pixel with each tap of the filter that falls on
-/// the input. They differ in which tensor is summed into.
+/// All three directions visit the same terms: each output pixel with each tap of the filter that falls on the input.
+/// They differ in the tensor that receives the sums.
 fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second: &[T]) -> Vec<f64> {
     let [first_shape, second_shape, result_shape] = problem.operand_shapes();
     assert_eq!(first.len(), first_shape.iter().product::<usize>(), "the first operand's length");
@@ -152,14 +152,14 @@ fn for_each(shape: [usize; 5], mut visit: impl FnMut([usize; 5])) {
     }
 }
 
-/// The input's row (axis 0) or column (axis 1) that a tap of the filter meets, unless it is in the padding.
+/// The input row (axis 0) or column (axis 1) under a tap of the filter, unless that is in the padding.
 fn input_position(problem: &Problem, axis: usize, out: usize, tap: usize) -> Option<usize> {
     let padded = out * problem.stride()[axis] + tap * problem.dilation()[axis];
     let position = padded.checked_sub(problem.padding()[axis])?;
     (position < problem.in_size()[axis]).then_some(position)
 }
 
-/// Where an element is in memory.
+/// Computes an element's offset in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Indexer {
     strides: [usize; 4],

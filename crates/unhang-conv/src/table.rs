@@ -1,7 +1,7 @@
-//! Layer tables: one named convolution a line, tab-separated, as used to measure and to probe.
+//! Layer tables: one named convolution per line, tab-separated, for measuring and probing.
 //!
-//! Columns: `name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups`; a line that starts with `#` is a
-//! comment. Layers are forward, f32, NCHW; change that with [`Problem::with_direction`] and its like.
+//! Columns: `name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups`. A line that starts with `#` is a
+//! comment. Layers are forward, f32, NCHW; [`Problem::with_direction`] and similar methods change that.
 
 use thiserror::Error;
 
@@ -19,14 +19,14 @@ pub struct Layer {
 /// Why a layer table cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TableError {
-    /// A line does not have the columns of the table.
+    /// A line does not have the right number of columns.
     #[error(
         "line {line} has {found} columns: expected 15 (name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups)"
     )]
     Columns {
         /// The line, counted from 1.
         line: usize,
-        /// How many columns it has.
+        /// The number of its columns.
         found: usize,
     },
     /// A column is not a number.
@@ -34,13 +34,13 @@ pub enum TableError {
     Number {
         /// The line, counted from 1.
         line: usize,
-        /// What stood there.
+        /// The text in that column.
         found: String,
     },
-    /// There is no line with a layer.
+    /// The table has no layer.
     #[error("there is no layer in it: expected lines such as `stem 32 3 224 224 64 7 7 2 2 3 3 1 1 1`")]
     Empty,
-    /// The numbers make no convolution.
+    /// A line's numbers do not describe a convolution.
     #[error("line {line}: {error}")]
     Problem {
         /// The line, counted from 1.

@@ -1,21 +1,21 @@
-//! Tiles with halo: a convolution cut into smaller ones whose results put together are exact to the last pixel.
+//! Tiles with halo: a convolution cut into smaller ones whose combined results are exact to the last pixel.
 //!
-//! The output is cut; each tile names the window of the *padded* input that its pixels read, halo included. The same
-//! cut serves all three directions: forward writes each tile's output, backward-data adds each tile's share into the
-//! window of the gradient, backward-weights sums the shares of all tiles.
+//! The output is cut. Each tile names the window of the *padded* input that its pixels read, halo included. All three
+//! directions use the same tiles: forward writes each tile's output, backward-data adds each tile's share to its
+//! window of the gradient, and backward-weights sums the shares of all tiles.
 
 use crate::problem::{Problem, ProblemError, Specification};
 
-/// A range of rows or columns on one axis of a tile.
+/// A tile's range of rows or columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// First output position, and how many.
+    /// The first output position.
     pub out_start: usize,
-    /// Output positions.
+    /// The number of output positions.
     pub out_length: usize,
-    /// First input position that is read and exists.
+    /// The first existing input position that it reads.
     pub in_start: usize,
-    /// Input positions that exist.
+    /// The number of existing input positions that it reads.
     pub in_length: usize,
     /// Zeros before them.
     pub pad_before: usize,
@@ -35,7 +35,7 @@ fn spans(problem: &Problem, axis: usize, limit: usize) -> Vec<Span> {
     let mut out_start = 0;
     while out_start < output {
         let out_length = limit.min(output - out_start);
-        // In coordinates of the padded input, where nothing is negative.
+        // In coordinates of the padded input, which are never negative.
         let (start, end) = (out_start * stride, (out_start + out_length - 1) * stride + reach);
         let in_start = start.max(padding).min(padding + input);
         let in_end = end.min(padding + input).max(in_start);
@@ -54,7 +54,7 @@ fn spans(problem: &Problem, axis: usize, limit: usize) -> Vec<Span> {
 
 /// Cuts an ordinary convolution so that no tile has more than `limit` output rows or columns.
 ///
-/// A transposed problem is cut in its lowered form: see [`Problem::lower`].
+/// Lower a transposed problem first: see [`Problem::lower`].
 ///
 /// # Panics
 /// When the problem is transposed, or the limit is zero.
@@ -65,7 +65,8 @@ pub fn tiles(problem: &Problem, limit: usize) -> Vec<Tile> {
     spans(problem, 0, limit).into_iter().flat_map(|row| columns.iter().map(move |&column| [row, column])).collect()
 }
 
-/// The convolution that computes one tile from its window, zeros included: no padding is left in it.
+/// The convolution that computes one tile from its window. The window includes the zeros, so this convolution has no
+/// padding.
 pub fn tile_problem(problem: &Problem, tile: &Tile) -> Result<Problem, ProblemError> {
     let extent = |span: &Span| (span.pad_before + span.in_length + span.pad_after) as i64;
     Problem::new(Specification {

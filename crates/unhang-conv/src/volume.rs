@@ -1,6 +1,6 @@
-//! 3-d convolutions: a 2-d problem of height and width, and what happens along the depth.
+//! 3-d convolutions: a 2-d problem for height and width, and the same parameters for the depth.
 //!
-//! No engine knows these. [`Volume::fold`] makes 2-d problems of one, which every engine computes.
+//! No engine computes these. [`Volume::fold`] turns one into 2-d problems, which every engine computes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,10 +14,10 @@ use crate::problem::{
 /// A 3-d tensor's five logical sizes: batch, channels, depth, height, width; for a filter out, in, depth, height, width.
 pub type VolumeShape = [usize; 5];
 
-/// The raw numbers of a 3-d convolution; [`Volume::new`] makes one of it or says why not.
+/// The raw numbers of a 3-d convolution. [`Volume::new`] turns them into one, or says why it cannot.
 pub type VolumeSpecification = Specification<3>;
 
-/// What happens along the depth.
+/// The parameters along the depth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Depth {
     pub(crate) input: usize,
@@ -40,13 +40,13 @@ pub(crate) struct Depth {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Volume {
-    /// Height and width, and everything that is not along an axis.
+    /// Height and width, and everything that does not belong to an axis.
     pub(crate) plane: Problem,
     pub(crate) depth: Depth,
 }
 
 impl Volume {
-    /// Checks the numbers and makes a 3-d convolution of them.
+    /// Checks the numbers and turns them into a 3-d convolution.
     pub fn new(given: VolumeSpecification) -> Result<Volume, ProblemError> {
         check_numbers(&given)?;
         let pair = |[_, h, w]: [i64; 3]| [h, w];
@@ -68,7 +68,7 @@ impl Volume {
         })?;
         let along = Along::of(&given, 0);
         let output = along.output()?;
-        // Every number was checked to lie in 0..=i32::MAX.
+        // Every number was checked to be in 0..=i32::MAX.
         let depth = Depth {
             input: along.input as usize,
             output: output as usize,
@@ -96,7 +96,7 @@ impl Volume {
         self.plane.data_type
     }
 
-    /// How all tensors lie in memory: NCHW stands for NCDHW, NHWC for NDHWC.
+    /// The order of all tensors in memory: NCHW means NCDHW, NHWC means NDHWC.
     pub fn layout(&self) -> Layout {
         self.plane.layout
     }
@@ -111,7 +111,7 @@ impl Volume {
         self.plane.transposed
     }
 
-    /// The same convolution in another direction.
+    /// This convolution in another direction.
     pub fn with_direction(&self, direction: Direction) -> Volume {
         Volume { plane: self.plane.with_direction(direction), ..self.clone() }
     }
@@ -134,7 +134,8 @@ impl Volume {
         [first, second, self.depth.kernel, h, w]
     }
 
-    /// The shapes of the two tensors that this direction reads and of the one that it writes, as [`Problem::operand_shapes`].
+    /// The shapes of the two tensors that this direction reads and of the one that it writes, as in
+    /// [`Problem::operand_shapes`].
     pub fn operand_shapes(&self) -> [VolumeShape; 3] {
         let (input, weight, output) = (self.input_shape(), self.weight_shape(), self.output_shape());
         match self.direction() {
@@ -144,7 +145,7 @@ impl Volume {
         }
     }
 
-    /// Elements from one to the next along each axis of a tensor without gaps.
+    /// The strides, in elements, of a tensor without gaps.
     pub fn dense_strides([_, c, d, h, w]: VolumeShape, layout: Layout) -> [usize; 5] {
         match layout {
             Layout::Nchw => [c * d * h * w, d * h * w, h * w, w, 1],
@@ -152,8 +153,8 @@ impl Volume {
         }
     }
 
-    /// The ordinary 3-d convolution that computes this one, and whether its first and second operand are this one's second and
-    /// first: [`Problem::lower`].
+    /// The ordinary 3-d convolution that computes this one, and whether its operands are exchanged: see
+    /// [`Problem::lower`].
     pub fn lower(&self) -> (Volume, bool) {
         let lowered = self.plane.lower();
         let depth = match self.transposed() {

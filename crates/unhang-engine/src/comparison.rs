@@ -1,6 +1,6 @@
-//! A few elements of a result, compared with the definition of a convolution: what a kernel's first result is judged by.
+//! Compares a few elements of a result with the definition of a convolution. This judges a kernel's first result.
 //!
-//! Serial, and it allocates nothing: it runs in the user's process, alongside threads that compile.
+//! It is serial and allocates nothing, because it runs in the user's process next to threads that compile.
 
 use half::{bf16, f16};
 use unhang_conv::reference::Indexer;
@@ -9,10 +9,10 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 use crate::Elements;
 use crate::tolerance::explained_by_rounding;
 
-/// Position of an element in a result: [`Problem::operand_shapes`] says what its axes are.
+/// An element's position in a result. [`Problem::operand_shapes`] names the axes.
 pub type Place = [usize; 4];
 
-/// What is known of a result so far.
+/// What is known about a result so far.
 #[derive(Debug, Clone)]
 pub struct Comparison {
     data_type: DataType,
@@ -20,23 +20,23 @@ pub struct Comparison {
     scale: f64,
     largest: f64,
     count: usize,
-    /// The right number is not finite, or too large for its type.
+    /// The correct value is not finite, or too large for its type.
     beyond_type: bool,
-    /// A number that should be finite is not.
+    /// A value that should be finite is not.
     broken: bool,
 }
 
 impl Comparison {
-    /// Of results of that type, nothing compared yet.
+    /// For results of that type, with nothing compared yet.
     pub fn new(data_type: DataType) -> Comparison {
         Comparison { data_type, worst: 0.0, scale: 0.0, largest: 0.0, count: 0, beyond_type: false, broken: false }
     }
 
-    /// Compares elements of an ordinary problem's result. `found` has one number for each place; a bias has one for each of the
-    /// result's channels.
+    /// Compares elements of an ordinary problem's result. `found` has one value per place; a bias has one per channel
+    /// of the result.
     ///
     /// # Panics
-    /// If the operands are not the problem's, or a place is outside of the result: the caller has checked them.
+    /// If the operands do not match the problem, or a place is outside the result: the caller checks both.
     pub fn add(
         &mut self,
         problem: &Problem,
@@ -62,10 +62,10 @@ impl Comparison {
         }
     }
 
-    /// Whether the numbers are right, and how far they are apart, in words. None where they prove nothing: zeros, or what is not
-    /// finite.
+    /// Whether the values are right, and how far apart they are, in words. `None` if they prove nothing: all zero, or
+    /// not finite.
     pub fn finding(&self) -> (Option<bool>, String) {
-        // First of all: where numbers are not finite, a right kernel may spread them to others (Winograd's do).
+        // This comes first. A correct kernel may spread values that are not finite to others (Winograd's do).
         if self.beyond_type {
             return (None, "the numbers are not finite".to_owned());
         }
@@ -85,7 +85,7 @@ impl Comparison {
     }
 }
 
-/// The largest finite number of a type.
+/// The largest finite value of a type.
 fn largest_of(data_type: DataType) -> f64 {
     match data_type {
         DataType::F32 => f64::from(f32::MAX),
@@ -108,7 +108,8 @@ fn element(problem: &Problem, operands: [Elements<'_>; 2], place: Place) -> (f64
 
 /// Sums of products, and of their magnitudes.
 ///
-/// Several of each: one sum waits for itself, and a weight gradient has hundreds of thousands of products.
+/// There are several of each, because additions to a single sum wait for each other. A weight gradient has hundreds
+/// of thousands of products.
 #[derive(Default)]
 struct Sums {
     values: [f64; LANES],
@@ -118,7 +119,7 @@ struct Sums {
 const LANES: usize = 8;
 
 impl Sums {
-    /// Adds the products of two rows, of which each `steps`-th number counts, from the given places on.
+    /// Adds the products of two rows from the given places on. Only every `steps`-th value counts.
     fn add<T: Copy>(
         &mut self,
         [first, second]: [&[T]; 2],
@@ -139,7 +140,7 @@ impl Sums {
         }
     }
 
-    /// Like the sum above, for one of `STEP` numbers of the first row and all of the second, in vectors.
+    /// Adds the products of every `STEP`-th value of the first row with all values of the second, in vectors.
     fn add_rows<T: Copy, const STEP: usize>(&mut self, first: &[T], second: &[T], wide: impl Fn(T) -> f64) {
         let whole = (first.len() / (STEP * LANES)).min(second.len() / LANES);
         let (first, first_rest) = first.split_at(whole * STEP * LANES);
@@ -171,8 +172,8 @@ impl Sums {
     }
 }
 
-/// Whether an image is what one filter sees of it, its numbers in the filter's order: windows that were cut out of a larger one
-/// are.
+/// Whether each image is exactly one filter window, with its values in the filter's order. Windows cut out of a
+/// larger image are.
 fn is_one_window(problem: &Problem) -> bool {
     let in_order = problem.groups() == 1 || problem.layout() == Layout::Nchw;
     in_order && problem.kernel() == problem.in_size() && problem.padding() == [0, 0] && problem.dilation() == [1, 1]
@@ -192,7 +193,7 @@ fn element_of<T: Copy>(
         (problem.kernel(), problem.out_size(), problem.in_size());
     let channels = problem.in_channels() / problem.groups();
     let filters = problem.out_channels() / problem.groups();
-    // How far apart two channels of an operand lie, and two columns.
+    // The distance between two channels of an operand, and between two columns.
     let channel_step = [first_at, second_at].map(|it| it.index([0, 1, 0, 0]));
     let column_step = [first_at, second_at].map(|it| it.index([0, 0, 0, 1]));
     let input_of = |out: usize, tap: usize, axis: usize| {
@@ -218,7 +219,7 @@ fn element_of<T: Copy>(
         }
         Direction::BackwardData => {
             let group = j / channels;
-            // Which output put this input under a tap.
+            // The output that put this input under a tap.
             let output_of = |at: usize, tap: usize, axis: usize, size: usize| {
                 let from = (at + problem.padding()[axis]).checked_sub(tap * problem.dilation()[axis])?;
                 let out = from / problem.stride()[axis];
@@ -239,7 +240,7 @@ fn element_of<T: Copy>(
         }
         Direction::BackwardWeights => {
             let channel = i / filters * channels + j;
-            // Outputs whose tap falls on the input lie side by side.
+            // Outputs whose tap falls on the input are next to each other.
             let mut inside = (0..out_width).filter(|&x| input_of(x, l, 1).is_some_and(|at| at < width));
             let Some(from) = inside.next() else { return sums.whole() };
             let to = inside.next_back().unwrap_or(from);
@@ -317,7 +318,7 @@ mod tests {
     fn every_element_is_that_of_the_reference() {
         of_each(|problem, operands, places, found| {
             let (right, detail) = compared(problem, operands, places, &found);
-            // A gradient of padding alone is zero, which proves nothing.
+            // A gradient of nothing but padding is zero, which proves nothing.
             assert_ne!(right, Some(false), "{problem}: {detail}");
             for (&place, found) in places.iter().zip(&found) {
                 let [a, b] = operands.map(Elements::F32);

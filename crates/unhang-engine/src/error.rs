@@ -1,10 +1,10 @@
-//! Why an engine does not compute.
+//! Why an engine does not compute a problem.
 
 use thiserror::Error;
 
 use crate::name::EngineName;
 
-/// A problem that an engine does not take.
+/// An engine does not support a problem.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{engine} does not take this convolution: {reason}")]
 pub struct Unsupported {
@@ -14,14 +14,14 @@ pub struct Unsupported {
     pub reason: String,
 }
 
-/// Why a computation did not come to its end.
+/// Why a computation did not finish.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The engine does not take the problem.
+    /// The engine does not support the problem.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// An operand is not what the problem says.
+    /// An operand does not match the problem.
     #[error("the {operand} operand has {found}: the problem {problem} needs {expected}")]
     Operand {
         /// "first", "second", "bias" or "result".
@@ -38,15 +38,15 @@ pub enum EngineError {
     OutOfMemory {
         /// The engine.
         engine: EngineName,
-        /// The workspace that it asked for.
+        /// The workspace that it requested.
         bytes: usize,
     },
-    /// The engine failed for a reason that only it knows.
+    /// The engine failed for an internal reason.
     #[error("{engine} failed: {message}")]
     Failed {
         /// The engine.
         engine: EngineName,
-        /// What was tried and what was found.
+        /// What it tried and what it found.
         message: String,
     },
 }

@@ -1,7 +1,7 @@
-//! What every engine is: the [`Engine`] trait, its operands, verdicts and errors.
+//! What all engines share: the [`Engine`] trait, its operands, verdicts and errors.
 //!
-//! An engine computes a [`Problem`] on operands in this process's memory. Engines that live in torch (`aten`, `miopen`)
-//! or on a GPU also have their own entries; what they all share is the name, the refusal before any work
+//! An engine computes a [`Problem`] on operands in this process's memory. Engines inside torch (`aten`, `miopen`) or
+//! on a GPU also have other entry points. All share the name, the refusal before any work
 //! ([`Engine::supports`]) and the verdict afterwards. This crate knows no particular engine, no store and no planner.
 
 #![forbid(unsafe_code)]
@@ -35,9 +35,9 @@ pub trait Engine: Send + Sync {
     /// Which engine this is.
     fn name(&self) -> EngineName;
 
-    /// Whether it takes this problem; if not, why, in words for a person. Cheap: no work is begun.
+    /// Whether the engine supports this problem; if not, why, in words for a person. Cheap: it starts no work.
     fn supports(&self, problem: &Problem) -> Result<(), Unsupported>;
 
-    /// Computes the problem. The result's old contents do not matter.
+    /// Computes the problem. Overwrites the result.
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError>;
 }

@@ -8,15 +8,15 @@ use unhang_conv::UnknownName;
 /// The engines, by the names that plans, evidence and reports use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EngineName {
-    /// Our own GPU kernels, compiled at run time for the chip that is really there.
+    /// Our own GPU kernels, compiled at run time for the actual chip.
     Jit,
     /// Torch with AMD's convolution library.
     Miopen,
-    /// Torch's own kernels, MIOpen off.
+    /// Torch's own kernels, with MIOpen off.
     Aten,
     /// Another engine, in tiles with halo.
     Tiled,
-    /// Ours on the CPU.
+    /// Our CPU engine.
     Cpu,
 }
 

@@ -7,7 +7,7 @@ use unhang_conv::{DataType, Direction, Problem};
 
 use crate::EngineError;
 
-/// Numbers to read.
+/// Elements to read.
 #[derive(Debug, Clone, Copy)]
 pub enum Elements<'a> {
     /// Single precision.
@@ -20,7 +20,7 @@ pub enum Elements<'a> {
     F64(&'a [f64]),
 }
 
-/// Numbers to write.
+/// Elements to write.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {
     /// Single precision.
@@ -34,7 +34,7 @@ pub enum ElementsMut<'a> {
 }
 
 impl Elements<'_> {
-    /// How many numbers there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         match self {
             Elements::F32(s) => s.len(),
@@ -49,10 +49,10 @@ impl Elements<'_> {
         self.len() == 0
     }
 
-    /// One of them.
+    /// One element.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the index is out of range.
     pub fn get(&self, at: usize) -> f64 {
         match self {
             Elements::F32(s) => f64::from(s[at]),
@@ -74,7 +74,7 @@ impl Elements<'_> {
 }
 
 impl ElementsMut<'_> {
-    /// The same numbers, to read.
+    /// A read-only view of them.
     pub fn as_elements(&self) -> Elements<'_> {
         match self {
             ElementsMut::F32(s) => Elements::F32(s),
@@ -107,16 +107,16 @@ macro_rules! typed {
 
 typed!(f32 => F32, f16 => F16, bf16 => Bf16, f64 => F64);
 
-/// What a computation reads and writes: see [`Problem::operand_shapes`] for which tensor is which.
+/// What a computation reads and writes. [`Problem::operand_shapes`] says which tensor is which.
 #[derive(Debug)]
 pub struct Operands<'a> {
     /// Input, or the gradient of the output in backward-data.
     pub first: Elements<'a>,
     /// Weight, or the gradient of the output in backward-weights.
     pub second: Elements<'a>,
-    /// One number for each output channel; forward only.
+    /// One value for each output channel; forward only.
     pub bias: Option<Elements<'a>>,
-    /// Where the result goes.
+    /// Receives the result.
     pub result: ElementsMut<'a>,
 }
 
@@ -124,12 +124,12 @@ impl Operands<'_> {
     /// Checks lengths and types against the problem. Every engine calls this first.
     pub fn validate(&self, problem: &Problem) -> Result<(), EngineError> {
         let lengths = problem.operand_shapes().map(|shape| shape.iter().product());
-        // In the other directions there is no bias to add: an operand too many is a mistake of the caller.
+        // Other directions have no bias to add, so an extra operand is the caller's mistake.
         let bias = if problem.direction() == Direction::Forward { problem.out_channels() } else { 0 };
         self.check(lengths, bias, problem.data_type(), problem)
     }
 
-    /// Checks lengths and types against those of a convolution that is called that.
+    /// Checks lengths and types against the given ones; errors use the name `problem`.
     pub(crate) fn check(
         &self,
         [first, second, result]: [usize; 3],

@@ -5,7 +5,7 @@ use unhang_conv::{Problem, reference};
 
 use crate::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
 
-/// The reference as an engine: slow and right. Others are compared with it, and wrappers tested with it.
+/// The reference as an engine: slow and right. Tests compare other engines with it, and run wrappers on it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reference;
 

@@ -1,4 +1,4 @@
-//! Engines made of another engine: in tiles with halo, and with channels padded.
+//! Engines built on another engine: one computes in tiles with halo, one pads the channels.
 
 use unhang_conv::reference::Indexer;
 use unhang_conv::tile::{self, Tile};
@@ -7,10 +7,10 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification, TensorSha
 use crate::operands::Typed;
 use crate::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
 
-/// Another engine, in tiles of at most `limit` × `limit` output pixels, exact to the last pixel.
+/// Computes with another engine in tiles of at most `limit` × `limit` output pixels, exact to the last pixel.
 ///
-/// It makes a size that hangs out of sizes that do not. Single and double precision only: backward sums are kept in the
-/// operands' own type.
+/// It avoids a size that hangs by computing smaller ones. Single and double precision only, because backward sums
+/// stay in the operands' type.
 #[derive(Debug)]
 pub struct Tiled<E> {
     inner: E,
@@ -24,8 +24,8 @@ impl<E: Engine> Tiled<E> {
     }
 }
 
-/// Another engine, with the channels of input and output padded with zeros to the next number that is not a power of
-/// two: the seeds' workaround for sizes that hang at powers of two, without changing the model.
+/// Computes with another engine, and pads input and output channels with zeros to the next count that is not a power
+/// of two. This is the seeds' workaround for sizes that hang at powers of two; the model stays as it is.
 #[derive(Debug)]
 pub struct PaddedChannels<E> {
     inner: E,
@@ -37,7 +37,7 @@ impl<E: Engine> PaddedChannels<E> {
         PaddedChannels { inner }
     }
 
-    /// The problem with padded channels: one more channel in each group where the number is a power of two above one.
+    /// The problem with padded channels: one more per group where the count is a power of two above one.
     pub fn padded(problem: &Problem) -> Problem {
         let groups = problem.groups();
         let pad = |channels: usize| {
@@ -49,7 +49,7 @@ impl<E: Engine> PaddedChannels<E> {
             out_channels: pad(problem.out_channels()) as i64,
             ..problem.specification()
         };
-        // One channel more can only be refused where sizes are at the edge of what can be addressed at all.
+        // One more channel fails only if a size is at the limit of what can be addressed.
         Problem::new(specification).unwrap_or_else(|_| problem.clone())
     }
 }
@@ -116,7 +116,7 @@ impl<E: Engine> Engine for PaddedChannels<E> {
     }
 }
 
-/// A number that tiles can be summed in.
+/// An element type in which tiles can be summed.
 trait Real: Typed + std::ops::AddAssign {}
 
 impl Real for f32 {}
@@ -173,7 +173,7 @@ fn run_tiled<T: Real>(
             }
         }
     }
-    // A bias is there only if the problem was forward before it was lowered, and then the result is its output.
+    // There is a bias only if the problem was forward before lowering. The result is then the output.
     add_bias(result, bias, problem.operand_shapes()[2], layout);
     Ok(())
 }
@@ -191,7 +191,8 @@ fn run_padded<T: Real>(
     let groups = problem.groups();
     let pairs: Vec<(TensorShape, TensorShape)> =
         problem.operand_shapes().into_iter().zip(padded.operand_shapes()).collect();
-    // Which operand is the filter, whose groups lie on its first axis; those of activations lie on the second.
+    // The groups are on a filter's first axis, and on the second axis of activations. This says which operand is the
+    // filter.
     let filter = match problem.direction() {
         Direction::Forward | Direction::BackwardData => 1,
         Direction::BackwardWeights => 2,
@@ -221,7 +222,7 @@ fn add_bias<T: Real>(result: &mut [T], bias: Option<&[T]>, shape: TensorShape, l
     for_each_position(shape, |position| result[at.index(position)] += bias[position[1]]);
 }
 
-/// A window of a tensor with all its images and channels: rows and columns start there, after that many zeros.
+/// A window of a tensor, with all images and channels: where its rows and columns start, after that many zeros.
 struct Window {
     shape: TensorShape,
     start: [usize; 2],
@@ -259,7 +260,7 @@ fn for_each_position(shape: TensorShape, mut visit: impl FnMut([usize; 4])) {
     }
 }
 
-/// Copies a window out of a tensor into one of `shape`, zeros around it.
+/// Copies a window of a tensor into one of `shape`, with zeros around it.
 fn gather<T: Real>(whole: &[T], window: &Window, shape: TensorShape, layout: Layout) -> Vec<T> {
     let mut part = vec![T::default(); shape.iter().product()];
     let (from, to) = (Indexer::new(window.shape, layout), Indexer::new(shape, layout));
@@ -270,7 +271,7 @@ fn gather<T: Real>(whole: &[T], window: &Window, shape: TensorShape, layout: Lay
     part
 }
 
-/// Adds a tensor of `shape` into a window of another, leaving out what falls on the window's zeros.
+/// Adds a tensor of `shape` to a window of another. Skips what falls on the window's zeros.
 fn scatter_add<T: Real>(part: &[T], shape: TensorShape, whole: &mut [T], window: &Window, layout: Layout) {
     let (from, to) = (Indexer::new(shape, layout), Indexer::new(window.shape, layout));
     for_each_position([shape[0], shape[1], window.length[0], window.length[1]], |[n, c, h, w]| {
@@ -279,8 +280,8 @@ fn scatter_add<T: Real>(part: &[T], shape: TensorShape, whole: &mut [T], window:
     });
 }
 
-/// Copies a tensor into one with other numbers of channels, group by group; what has no counterpart is zero or dropped.
-/// `grouped_axis` is the one on which the groups lie side by side.
+/// Copies a tensor into one with other channel counts, group by group. Elements without a counterpart are zero or
+/// dropped. `grouped_axis` is the axis that the groups divide.
 fn regroup<T: Real>(
     source: &[T],
     from: TensorShape,

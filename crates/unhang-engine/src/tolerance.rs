@@ -1,4 +1,4 @@
-//! How far a result may be from the right one: every such figure there is, by what it is for.
+//! How far a result may be from the correct one: every such limit, by its purpose.
 //!
 //! | for | figure |
 //! |---|---|
@@ -19,8 +19,8 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// The tolerance for results of that type. For the 16-bit types it is that of rounding the result once, with room
-    /// for one bit: sums are kept in f32 or better.
+    /// The tolerance for results of that type. For 16-bit types it allows one rounding of the result plus one bit,
+    /// because sums are kept in f32 or better.
     pub const fn of(data_type: DataType) -> Tolerance {
         match data_type {
             DataType::F32 => Tolerance { l2: 1e-5, max: 3e-5 },
@@ -31,8 +31,8 @@ impl Tolerance {
     }
 }
 
-/// The error that rounding explains. `scale` is the largest sum of the products' magnitudes: sums are made in single precision (in
-/// double for doubles). `largest` is the largest result, which is rounded to its type.
+/// The error that rounding explains. `scale` is the largest sum of the products' magnitudes; sums are made in single
+/// precision (in double for doubles). `largest` is the largest result, which is rounded to its type.
 pub fn explained_by_rounding(data_type: DataType, scale: f64, largest: f64) -> f64 {
     let summing = Tolerance::of(if data_type == DataType::F64 { DataType::F64 } else { DataType::F32 }).max;
     let (rounding, least) = match data_type {
@@ -41,12 +41,12 @@ pub fn explained_by_rounding(data_type: DataType, scale: f64, largest: f64) -> f
         DataType::Bf16 => (Tolerance::of(DataType::Bf16).max, half::bf16::from_bits(1).to_f64()),
         DataType::F64 => (Tolerance::of(DataType::F64).max, f64::from_bits(1)),
     };
-    // A step among the smallest numbers of the type is rounding too: gradients in f16 live there.
+    // A step between the type's smallest values is rounding too. Gradients in f16 are that small.
     summing * scale + rounding * largest + least
 }
 
-/// How far an element of a canary's result may be from the CPU's, relative to the largest: twice what an engine may be
-/// off, since both sides round, and more in f32, where sums in another order make up most of the error.
+/// How far an element of a canary's result may be from the CPU's, relative to the largest. Twice an engine's
+/// tolerance, because both sides round; more in f32, where the order of summation causes most of the error.
 pub const fn canary(data_type: DataType) -> f64 {
     match data_type {
         DataType::F32 => 1e-4,
@@ -54,9 +54,9 @@ pub const fn canary(data_type: DataType) -> f64 {
     }
 }
 
-/// How far an element may be from the CPU engine's, relative to the largest, before a probe calls the engine wrong. *Wrong*
-/// is meant for nonsense and not for rounding: engines are free to sum in another order or by Winograd's scheme, and
-/// their error is kept in any case.
+/// How far an element may be from the CPU engine's, relative to the largest, before a probe calls the engine wrong.
+/// *Wrong* means nonsense, not rounding: engines may sum in another order or use Winograd's algorithm. The record
+/// keeps their error in any case.
 pub const fn nonsense(data_type: DataType) -> f64 {
     match data_type {
         DataType::F64 => 1e-9,

@@ -1,38 +1,38 @@
-//! What was measured of an engine's several ways to compute one problem.
+//! Measurements of an engine's different ways to compute one problem.
 
 use unhang_conv::Problem;
 
-/// The fastest way to compute a problem on a device that was measured, beside the one that a model would have taken.
+/// The fastest measured way to compute a problem on a device, and the one that the model would have chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuned {
     /// The problem.
     pub problem: Problem,
-    /// The device, by name and chip: what was measured on one says nothing of another.
+    /// The device, by name and chip. A measurement on one says nothing about another.
     pub device: String,
-    /// What the kernels are, by their sources: with others, this is out of date.
+    /// Identifies the kernels' sources. With other kernels the measurement is out of date.
     pub kernels: String,
-    /// The compiler that made them, with its version.
+    /// The compiler of the kernels, with its version.
     pub compiler: String,
     /// The driver that ran them, with its version.
     pub driver: String,
     /// The fastest way.
     pub choice: String,
-    /// The median of its seconds.
+    /// The median of its times, in seconds.
     pub seconds: f64,
-    /// How far its times lay apart, as a share of the median.
+    /// The spread of its times, as a share of the median.
     pub spread: f64,
-    /// What the model would have taken.
+    /// The model's choice.
     pub model_choice: String,
-    /// The median of that one's seconds, in the same turns.
+    /// The median of that choice's times, in seconds, measured in the same rounds.
     pub model_seconds: f64,
-    /// How many ways were timed.
+    /// The number of ways that were timed.
     pub candidates: u32,
-    /// What else was seen, in words: candidates that failed.
+    /// Other observations in words: candidates that failed.
     pub detail: String,
 }
 
 impl Tuned {
-    /// The speed of the model's own choice over the fastest one's: 1 where the model was right.
+    /// The speed of the model's choice relative to the fastest: 1 if the model was right.
     pub fn share(&self) -> f64 {
         if self.model_seconds > 0.0 { (self.seconds / self.model_seconds).min(1.0) } else { 1.0 }
     }

@@ -1,4 +1,4 @@
-//! What was seen of a convolution on an engine.
+//! What was observed about a convolution on an engine.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,13 +8,13 @@ use unhang_conv::UnknownName;
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It returned the right numbers.
+    /// It returned a correct result.
     Works,
     /// It did not finish within its deadline.
     Hangs,
     /// The process died.
     Crashes,
-    /// It returned wrong numbers.
+    /// It returned a wrong result.
     Wrong,
     /// The engine declined.
     Unsupported,
@@ -39,7 +39,7 @@ impl Verdict {
         }
     }
 
-    /// Whether an engine with this verdict may be planned again for the problem.
+    /// Whether the planner may choose an engine with this verdict for the problem again.
     pub const fn is_good(self) -> bool {
         matches!(self, Verdict::Works)
     }

@@ -5,8 +5,8 @@ use unhang_conv::{Direction, Layout, Loops, Planes, Volume};
 use crate::operands::Typed;
 use crate::{Elements, ElementsMut, Engine, EngineError, Operands};
 
-/// Computes a 3-d convolution by any engine: [`Volume::fold`]. Tensors lie as the convolution's layout says, without gaps. The
-/// planes that are gathered are a few times the operands at most.
+/// Computes a 3-d convolution with any engine: [`Volume::fold`]. Tensors have the convolution's layout, without gaps.
+/// The gathered planes take a few times the memory of the operands at most.
 pub fn run_volume(engine: &dyn Engine, volume: &Volume, operands: Operands<'_>) -> Result<(), EngineError> {
     let lengths = volume.operand_shapes().map(|shape| shape.iter().product());
     let bias = if volume.direction() == Direction::Forward { volume.out_channels() } else { 0 };
@@ -40,7 +40,7 @@ struct Folded<'a, T> {
     bias: Option<&'a [T]>,
 }
 
-/// Planes of an operand that were gathered, and which.
+/// Gathered planes of an operand, and which ones they are.
 #[derive(Default)]
 struct Gathered<T> {
     planes: Option<Planes>,
@@ -134,7 +134,7 @@ fn gather<T: Typed>(from: &[T], loops: &Loops, to: &mut [T]) {
     });
 }
 
-/// Puts a 2-d tensor's planes where they belong in a 3-d one.
+/// Copies a 2-d tensor's planes to their places in a 3-d one.
 fn scatter<T: Typed>(from: &[T], loops: &Loops, to: &mut [T]) {
     loops.visit(|folded, volume, (count, step, far)| {
         let Some(volume) = volume else { return };
@@ -154,7 +154,7 @@ mod tests {
     use crate::Reference;
     use unhang_conv::reference;
 
-    /// However small the parts are, they give what the whole does, element for element.
+    /// Parts of any size give the same result as the whole, element by element.
     #[test]
     fn parts_of_any_size_make_the_same_result() {
         let geometry = "2x4x5x6x7:6x3x2x3:s2x1x1:p1x1x0:d1x1x1:g2";

@@ -1,7 +1,7 @@
-//! The file: how it is opened, brought up to date, set aside; and what is written to and read from it.
+//! The database file: how it is opened, migrated and set aside, and what is written and read.
 //!
-//! Only the store's own thread comes here. Everything that can be wrong with a file ends in a notice and in a database
-//! that is not there; nothing ends in an error that a caller must handle.
+//! Only the store's thread uses this. Whatever is wrong with a file ends in a notice and a missing database, never in
+//! an error that a caller must handle.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,19 +15,19 @@ use unhang_guard::{NotPrivate, PrivateFolder};
 use crate::queue::Notices;
 use crate::time;
 
-/// The file, and its lock.
+/// The names of the file and of its lock.
 const FILE: &str = "evidence.db";
 const LOCK: &str = "evidence.db.lock";
 /// Marks the file as ours ("unhg").
 const APPLICATION_ID: i32 = 0x756e_6867;
-/// How long to wait for other programs while opening.
+/// How long opening waits for other programs.
 const OPENING_PATIENCE: Duration = Duration::from_millis(1000);
-/// How long one attempt to write waits for other programs' writes.
+/// How long one attempt to write waits for other programs.
 const WRITING_PATIENCE: Duration = Duration::from_millis(2000);
 
-/// How the file came to its present form. A migration, once released, is never edited: the next one is added behind it.
-/// A record is identified by all that it is about, its source and its verdict, so the table is bounded by what there is
-/// to know and not by how often it was seen.
+/// The migrations that lead to the present format. A released migration is never edited; the next one is appended. A
+/// record is identified by what it is about, its source and its verdict. So the table grows with what there is to
+/// know, not with how often it was seen.
 pub(crate) const MIGRATIONS: [&str; 4] = [
     "CREATE TABLE records (
         machine TEXT NOT NULL,
@@ -60,7 +60,7 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
         unix_seconds INTEGER NOT NULL,
         PRIMARY KEY (machine, name)
     ) WITHOUT ROWID;",
-    // Which convolutions users' programs ask for, so that probing and compiling ahead can begin with those.
+    // Which convolutions users' programs ask for, so that probing and compiling ahead can start with those.
     "CREATE TABLE seen (
         machine TEXT NOT NULL,
         problem TEXT NOT NULL,
@@ -68,8 +68,8 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
         unix_seconds INTEGER NOT NULL,
         PRIMARY KEY (machine, problem)
     ) WITHOUT ROWID;",
-    // Which of our GPU kernels was measured to be the fastest. By device and not by machine: another torch changes
-    // nothing about it, other kernels do.
+    // Which of our GPU kernels was measured as the fastest. Filed by device, not by machine: another torch does not
+    // change it, other kernels do.
     "CREATE TABLE tunings (
         device TEXT NOT NULL,
         problem TEXT NOT NULL,
@@ -87,8 +87,8 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
         unix_seconds INTEGER NOT NULL,
         PRIMARY KEY (device, problem)
     ) WITHOUT ROWID;",
-    // The order of arrival says what was seen later: clocks are set back. In what there is already, bad news of the
-    // same second counts as the later, and an intent as later than the records of its second.
+    // The order of arrival says what came later, because clocks can be set back. In older files, within the same
+    // second, bad news counts as later, and an intent counts as later than records.
     "ALTER TABLE records ADD COLUMN arrival INTEGER NOT NULL DEFAULT 0;
     UPDATE records SET arrival = ranked.place FROM (
         SELECT machine, problem, engine, variant, source, verdict,
@@ -102,16 +102,16 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
         (SELECT coalesce(max(arrival), 0) FROM records WHERE records.unix_seconds <= intents.unix_seconds);",
 ];
 
-/// What stands in the way of a file, as far as it decides what to do next.
+/// What is wrong with a file, as far as it decides the next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Trouble {
-    /// It is damaged, or not ours: it is set aside and a new one is begun.
+    /// It is damaged, or not ours: it is set aside, and a new one is created.
     Unusable(String),
-    /// A newer unhang wrote it, which will want it back: it is left alone.
+    /// A newer unhang wrote it and will need it again: it is left alone.
     Newer(i64),
-    /// Somebody holds it: it is left alone.
+    /// Another process holds it: it is left alone.
     Busy,
-    /// It cannot be written; perhaps it can be read.
+    /// It cannot be written, but perhaps read.
     Unwritable(String),
 }
 
@@ -121,28 +121,28 @@ impl Trouble {
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Trouble::Busy,
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Trouble::Unusable(text),
-            // "no such table": it has our mark and not our tables.
+            // "no such table": the file has our mark but not our tables.
             Some(ErrorCode::Unknown) => Trouble::Unusable(text),
             _ => Trouble::Unwritable(text),
         }
     }
 }
 
-/// The file, or its absence.
+/// The file, if there is one.
 pub(crate) struct Database {
     path: PathBuf,
     connection: Option<Connection>,
     notices: Arc<Notices>,
-    /// It was set aside once; not again, lest a disk that damages every file be filled with set-aside ones.
+    /// It was set aside once. Doing that again could fill a failing disk with damaged copies.
     repaired: bool,
-    /// It can only be read, which was said when it was opened.
+    /// It can only be read; the notice was given when it was opened.
     only_read: bool,
-    /// Others could have written it, which was said as well.
+    /// Others could have written it; the notice was given too.
     foreign: bool,
 }
 
 impl Database {
-    /// Opens what is in the folder, or does without.
+    /// Opens the file in the folder, or goes on without one.
     pub(crate) fn open(home: &Path, notices: Arc<Notices>) -> Database {
         let path = home.join(FILE);
         let mut database =
@@ -150,7 +150,7 @@ impl Database {
         match PrivateFolder::open(home) {
             Err(error) if error.is_suspicious() => database.connect_to_foreign(&error),
             Err(error) => {
-                // A folder that cannot be made, or a path that cannot be looked through.
+                // The folder cannot be created, or the path cannot be searched.
                 database.notices.say(format!(
                     "the folder {} cannot be made ({error}): going on without kept evidence; set UNHANG_HOME to a folder that can be written",
                     home.display()
@@ -164,7 +164,8 @@ impl Database {
         database
     }
 
-    /// Somebody else could have written it: what it says is read as what others claim, and nothing is added.
+    /// Somebody else could have written the file. Its contents count as other people's claims, and nothing is added
+    /// to it.
     fn connect_to_foreign(&mut self, why: &NotPrivate) {
         (self.foreign, self.only_read) = (true, true);
         self.connection = open_for_reading(&self.path);
@@ -176,7 +177,7 @@ impl Database {
         self.notices.say(format!("{why}: {rest}; set UNHANG_HOME to a folder that is yours alone"));
     }
 
-    /// Whether what it holds may be another's.
+    /// Whether its contents may come from somebody else.
     pub(crate) fn is_foreign(&self) -> bool {
         self.foreign
     }
@@ -186,8 +187,9 @@ impl Database {
         self.connection.is_some()
     }
 
-    /// Runs something on the file. A file that turns out to be damaged is set aside and the work is done once more on a
-    /// fresh one; a busy file is tried again; whatever else goes wrong is a notice. Tells whether it was done.
+    /// Runs an operation on the file and returns whether it was done. If the file is damaged, it is set aside and the
+    /// operation runs once more on a new one. If the file is busy, the operation is tried again. Anything else
+    /// becomes a notice.
     pub(crate) fn perform(&mut self, work: &mut dyn FnMut(&Connection) -> rusqlite::Result<()>) -> bool {
         let mut attempts = 0;
         loop {
@@ -205,7 +207,7 @@ impl Database {
                     self.connection = None;
                     let lock = OpeningLock::take(&self.path);
                     match self.try_open() {
-                        // Another process has repaired it in the meantime, or it only seemed damaged.
+                        // Another process has replaced it in the meantime, or it only seemed damaged.
                         Ok(connection) if quick_check(&connection) => self.connection = Some(connection),
                         _ => {
                             if self.set_aside(&why) {
@@ -283,8 +285,8 @@ impl Database {
             if connection.is_readonly("main")? {
                 return Ok(Err(Trouble::Unwritable("it is read-only".to_owned())));
             }
-            // WAL: readers and one writer do not wait for each other. NORMAL: a killed process loses nothing that was
-            // committed; a power cut may cost the last records, and never the file.
+            // WAL: readers and one writer do not block each other. NORMAL: a killed process loses nothing that was
+            // committed; a power cut may lose the last records, but never the file.
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
             migrate(&connection)?;
@@ -298,7 +300,7 @@ impl Database {
         open().unwrap_or_else(|error| Err(Trouble::of(&error)))
     }
 
-    /// Renames the file and what belongs to it; tells whether the place is free now.
+    /// Renames the file and its companions. Returns whether the place is free now.
     fn set_aside(&self, why: &str) -> bool {
         let named = |number: u32| {
             let mut name = self.path.clone().into_os_string();
@@ -306,7 +308,7 @@ impl Database {
             name
         };
         let mut aside = named(0);
-        // Two in one second must not take each other's place. The opening lock keeps others out meanwhile.
+        // Two within one second must not overwrite each other. The opening lock keeps other processes out meanwhile.
         for number in 1..100 {
             if !Path::new(&aside).exists() {
                 break;
@@ -320,7 +322,7 @@ impl Database {
                     let (mut from, mut to) = (self.path.clone().into_os_string(), aside.clone());
                     from.push(tail);
                     to.push(tail);
-                    // Neither need exist; a left-over one would be taken for the new file's.
+                    // Neither needs to exist, but a leftover would be taken for the new file's.
                     if fs::rename(&from, to).is_err() {
                         let _ = fs::remove_file(from);
                     }
@@ -351,7 +353,7 @@ fn migrate(connection: &Connection) -> rusqlite::Result<()> {
     if version(connection)? == MIGRATIONS.len() {
         return Ok(());
     }
-    // The write lock first, then look again: another process may have been faster.
+    // Take the write lock, then look again: another process may have been faster.
     let transaction = rusqlite::Transaction::new_unchecked(connection, rusqlite::TransactionBehavior::Immediate)?;
     for (index, migration) in MIGRATIONS.iter().enumerate().skip(version(&transaction)?) {
         transaction.execute_batch(migration)?;
@@ -361,10 +363,10 @@ fn migrate(connection: &Connection) -> rusqlite::Result<()> {
     transaction.commit()
 }
 
-/// For a folder that cannot be written: SQLite's index of the log cannot be made there, so the file is read as it
-/// stands. What other programs add meanwhile is not seen.
+/// For a folder without write access, where SQLite cannot create the index of its log. The file is read as it is,
+/// without what other programs add meanwhile.
 fn open_for_reading(path: &Path) -> Option<Connection> {
-    // A pipe in the file's place would be waited for.
+    // Opening a pipe in the file's place would block.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
     }
@@ -377,9 +379,9 @@ fn open_for_reading(path: &Path) -> Option<Connection> {
     (application == APPLICATION_ID && version == MIGRATIONS.len() as i64).then_some(connection)
 }
 
-/// Held while a file is created, migrated or set aside, so that two processes do not both find a damaged file and the
-/// second sets aside the first one's new one. If it is not free in time, things go on without it: SQLite's own locks
-/// keep the file whole.
+/// Held while a file is created, migrated or set aside. Otherwise two processes could both find a damaged file, and
+/// the second would set aside the first one's new file. If the lock is not free in time, the work goes on without it;
+/// SQLite's own locks keep the file intact.
 struct OpeningLock(#[expect(dead_code, reason = "closing the file gives the lock back")] Option<File>);
 
 impl OpeningLock {

@@ -1,4 +1,4 @@
-//! All that is known for one machine, in memory and judged.
+//! Everything known about one machine, in memory and judged.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,23 +10,23 @@ use crate::record::{Filter, Record, RecordSource};
 use crate::store::{MOST_IMPORTED, Store};
 use crate::time;
 
-/// Which world evidence is about: the real one, or a rehearsed card. The two never mix.
+/// Whether evidence is about the real world or a rehearsed card. The two never mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Realm {
-    /// What was seen on real hardware.
+    /// Observations on real hardware.
     #[default]
     Real,
-    /// What a rehearsed card did.
+    /// The behaviour of a rehearsed card.
     Rehearsal,
 }
 
 impl Realm {
-    /// The world of what is seen on a machine: emulated cards only rehearse.
+    /// The realm of observations on a machine: emulated cards only rehearse.
     pub fn of_machine(emulated: bool) -> Realm {
         if emulated { Realm::Rehearsal } else { Realm::Real }
     }
 
-    /// What is seen in this world is filed as this: a rehearsal, or what it would be on a real card.
+    /// The source under which an observation in this realm is filed: a rehearsal, or its source on a real card.
     pub fn source(self, seen: RecordSource) -> RecordSource {
         match self {
             Realm::Real => seen,
@@ -35,42 +35,42 @@ impl Realm {
     }
 }
 
-/// What a finding is worth.
+/// How much a finding counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It was seen here: a probe or a run on this machine.
+    /// It was observed here, by a probe or a run on this machine.
     Fact,
-    /// It was claimed elsewhere: reason to be careful, and never proof.
+    /// Somebody else claims it: a reason for caution, never proof.
     Suspicion,
 }
 
-/// What is known of a convolution on an engine.
+/// What is known about a convolution on an engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
-    /// How it ends.
+    /// Its verdict.
     pub verdict: Verdict,
-    /// What the finding is worth.
+    /// How much the finding counts.
     pub standing: Standing,
-    /// Seconds when warm, if measured and if it works.
+    /// Seconds when warm, if it works and was measured.
     pub seconds: Option<f64>,
     /// The record that decided.
     pub record: Record,
 }
 
 impl Finding {
-    /// Whether it was seen here to work.
+    /// Whether it was seen to work here.
     pub fn is_proof(&self) -> bool {
         self.standing == Standing::Fact && self.verdict.is_good()
     }
 
-    /// Whether it was seen here not to work.
+    /// Whether it was seen to fail here.
     pub fn is_refutation(&self) -> bool {
         self.standing == Standing::Fact && !self.verdict.is_good()
     }
 }
 
 impl fmt::Display for Finding {
-    /// Such as `miopen hangs (probe, 2026-02-11: no answer within 10 s)`.
+    /// Reads like `miopen hangs (probe, 2026-02-11: no answer within 10 s)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let record = &self.record;
         write!(f, "{}", record.engine)?;
@@ -89,12 +89,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The most records of one machine that are loaded; the newest count.
+/// The most records of one machine that are loaded; the newest are kept.
 const MOST_LOADED: u64 = 100_000;
-/// The most claims of others about one convolution that are weighed; the newest count.
+/// The most claims about one convolution that are considered; the newest are kept.
 const MOST_CLAIMS: usize = 64;
 
-/// The records but for claims about a convolution of which newer ones abound: each is compared with the others.
+/// The records, without older claims about a convolution that has too many. Each claim is compared with the others.
 fn without_old_claims(mut records: Vec<(i64, Record)>) -> Vec<(i64, Record)> {
     records.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
     let mut claims: HashMap<Problem, usize> = HashMap::new();
@@ -108,7 +108,7 @@ fn without_old_claims(mut records: Vec<(i64, Record)>) -> Vec<(i64, Record)> {
     records
 }
 
-/// What is known for one machine: a snapshot of the store, to which a running program adds what it sees.
+/// What is known about one machine: a snapshot of the store, to which a running program adds its observations.
 #[derive(Debug, Clone)]
 pub struct Evidence {
     machine: String,
@@ -122,7 +122,7 @@ impl Evidence {
         Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new() }
     }
 
-    /// What the store knows for the machine, what was begun there and never finished, and what others found.
+    /// What the store knows about the machine, what was started there and never finished, and what others found.
     pub fn load(store: &Store, machine: &str) -> Evidence {
         Evidence::load_realm(store, machine, Realm::Real)
     }
@@ -132,14 +132,14 @@ impl Evidence {
         Evidence::load_realm(store, machine, Realm::Rehearsal)
     }
 
-    /// What is known in one of the two worlds.
+    /// What is known in one realm.
     pub fn load_realm(store: &Store, machine: &str, realm: Realm) -> Evidence {
         let mut evidence = Evidence { realm, ..Evidence::empty(machine) };
         let here = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
         let mut records = store.newest_in_order(&here, MOST_LOADED);
         if realm == Realm::Real {
-            // What others saw is suspicion wherever they saw it: it costs a probe at most, and their fingerprints
-            // differ by as little as a kernel version.
+            // Other people's observations are suspicion, whatever their machine. They cost a probe at most, and
+            // fingerprints differ as soon as a kernel version does.
             let others = Filter { source: Some(RecordSource::Import), ..Filter::default() };
             let imported = store.newest_in_order(&others, MOST_IMPORTED);
             records.extend(imported.into_iter().filter(|(_, record)| record.machine != machine));
@@ -160,7 +160,7 @@ impl Evidence {
             };
             records.push((place, record));
         }
-        // What arrived later counts as later, whatever the clocks said; the sort keeps what is equal as it stands.
+        // What arrived later counts as later, whatever the clocks said. The sort is stable.
         records.sort_by_key(|(place, _)| *place);
         for (_, record) in records {
             evidence.learn(record);
@@ -173,13 +173,13 @@ impl Evidence {
         &self.machine
     }
 
-    /// Which world this is about.
+    /// The realm of this evidence.
     pub fn realm(&self) -> Realm {
         self.realm
     }
 
-    /// Adds what was seen; tells whether it changed a judgement. A record of another world, or a fact of another
-    /// machine, is not taken.
+    /// Adds an observation, and returns whether it changed a judgement. Ignores records of another realm and facts
+    /// about another machine.
     pub fn learn(&mut self, record: Record) -> bool {
         let realm = if record.source == RecordSource::Rehearsal { Realm::Rehearsal } else { Realm::Real };
         if realm != self.realm || (record.source != RecordSource::Import && record.machine != self.machine) {
@@ -195,7 +195,7 @@ impl Evidence {
         };
         let mut record = record;
         if let Some(at) = records.iter().position(|other| same(other, &record)) {
-            // Seen again is seen later than all the rest.
+            // A repeated observation counts as the latest.
             let known = records.remove(at);
             record.seconds = record.seconds.or(known.seconds);
             record.first_seconds = record.first_seconds.or(known.first_seconds);
@@ -206,11 +206,12 @@ impl Evidence {
         gist(&before) != gist(&after)
     }
 
-    /// What is known of a convolution on an engine under a variant; none if nothing is.
+    /// What is known about a convolution on an engine under a variant; `None` if nothing is.
     ///
-    /// What was seen here outranks what was claimed elsewhere. Of what was seen here the last to arrive counts, save that a run
-    /// that worked does not clear a hang, a crash or wrong numbers: such faults come and go, and only a probe, which
-    /// tries it on purpose, or `unhang evidence forget` takes them back. Of claims only the bad ones count.
+    /// Observations from here outrank claims from elsewhere. Among observations, the latest counts, with one
+    /// exception: a run that worked does not clear a hang, a crash or wrong results. Such faults come and go, so only
+    /// a probe, which tries on purpose, or `unhang evidence forget` clears them. Among claims, only the bad ones
+    /// count.
     pub fn about(&self, problem: &Problem, engine: EngineName, variant: &str) -> Option<Finding> {
         let records = self.records.get(problem)?;
         let mut facts = Vec::new();
@@ -222,7 +223,7 @@ impl Evidence {
             }
         }
         let mut decided: Option<&Record> = None;
-        // A run on a GPU takes no time: what a probe measured before stands until something bad is seen.
+        // A run on a GPU measures no time. A probe's time remains until something bad is seen.
         let mut measured = None;
         for record in facts {
             let stands = decided.is_some_and(|known| {
@@ -250,7 +251,7 @@ impl Evidence {
         self.records.values().flatten()
     }
 
-    /// Every convolution that something is known of, in no order.
+    /// Every convolution with any evidence, in no order.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.records.keys()
     }
@@ -268,7 +269,7 @@ mod tests {
         Record { unix_seconds, ..Record::new(problem(), EngineName::Miopen, "here", verdict, source) }
     }
 
-    /// What the records, learnt in this order, come to; the clock may say what it likes.
+    /// The judgement after learning the records in this order, whatever the clock says.
     fn check(records: &[Record], expected: Option<(Verdict, Standing)>) {
         for clock in [|at: i64| at, |at: i64| -at, |_| 7] {
             let mut evidence = Evidence::empty("here");

@@ -1,15 +1,16 @@
-//! The file by which people give their findings to others: JSON lines, the first a header, then one record each.
+//! The file in which people share their findings: JSON lines, first a header, then one record per line.
 //!
 //! ```text
 //! {"unhang_evidence":1,"records":1}
 //! {"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c…","verdict":"hangs","detail":"…","source":"probe","unix_seconds":1770768000}
 //! ```
 //!
-//! The header may announce tunings too (`"tunings":1`): then that many lines follow, each with the fastest of our GPU kernels for a
-//! convolution on a device. They are hints: kernels are taken by them where nothing was measured, after the same checks as any.
+//! The header may announce tunings too (`"tunings":1`). That many lines follow, each with the fastest of our GPU
+//! kernels for a convolution on a device. They are hints: they choose a kernel where nothing was measured, and that
+//! kernel passes the same checks as any other.
 //!
-//! What goes out holds no user name, path or host name. What comes in is believed in nothing: the whole file is checked
-//! before any of it is kept, one bad line refuses it all, and what is kept is suspicion, never proof.
+//! An exported file contains no user name, path or host name. An imported file is not trusted: all of it is checked
+//! before anything is kept, one bad line rejects the whole file, and its records are suspicion, never proof.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -30,18 +31,18 @@ pub use private::{Private, sanitise};
 
 /// The format that this version writes and reads.
 const SCHEMA: u64 = 1;
-/// The largest file that is taken, in bytes.
+/// The largest file that is accepted, in bytes.
 pub const MAX_BYTES: u64 = 64 << 20;
-/// The most records that are taken.
+/// The most records that are accepted.
 pub const MAX_RECORDS: u64 = 200_000;
 const MAX_LINE: usize = 8192;
 const MAX_DETAIL: usize = 2000;
 const MAX_WORD: usize = 64;
-/// Devices and compilers have longer names.
+/// Names of devices and compilers are longer.
 const MAX_NAME: usize = 200;
-/// A million seconds are eleven days: no convolution takes so long.
+/// A million seconds is eleven days: no convolution takes that long.
 const MAX_SECONDS: f64 = 1e6;
-/// 1 January 2020: before that there was no unhang, and hardly a card.
+/// 1 January 2020: before that, there was no unhang and hardly a card.
 const EARLIEST: i64 = 1_577_836_800;
 
 #[derive(Serialize, Deserialize)]
@@ -75,10 +76,10 @@ struct TuningLine {
     unix_seconds: i64,
 }
 
-/// What a file held.
+/// The contents of a file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Imported {
-    /// What others saw.
+    /// What others observed.
     pub records: Vec<Record>,
     /// What was fastest for them.
     pub tunings: Vec<Tuning>,
@@ -106,14 +107,15 @@ struct Line {
 pub struct Exported {
     /// Records written.
     pub written: usize,
-    /// Records and tunings left out: rehearsals, rules, others' findings, and what the format cannot hold.
+    /// Records and tunings that were left out: rehearsals, rules, other people's findings, and what the format cannot
+    /// hold.
     pub left_out: usize,
     /// Tunings written.
     pub tunings: usize,
 }
 
-/// Writes records and tunings for others to read. What was seen here goes out; rehearsals, rules and what came from others do
-/// not.
+/// Writes records and tunings for others to read. Exports only what was observed here: no rehearsals, rules or other
+/// people's findings.
 pub fn write(
     records: &[Record],
     tunings: &[Tuning],
@@ -150,7 +152,7 @@ pub fn write(
     Ok(exported)
 }
 
-/// A record as a line that [`read`] would take, or none.
+/// A record as a line that [`read`] accepts, if possible.
 fn line(record: &Record, private: &Private) -> Option<Line> {
     if !matches!(record.source, RecordSource::Probe | RecordSource::Run) {
         return None;
@@ -172,8 +174,8 @@ fn line(record: &Record, private: &Private) -> Option<Line> {
     check(&line).is_ok().then_some(line)
 }
 
-/// A tuning as a line that [`read`] would take, or none. Its words are names of devices and compilers, by which it is known again:
-/// what would have to be changed in them stays here.
+/// A tuning as a line that [`read`] accepts, if possible. Devices and compilers are recognised by their names, so a
+/// tuning whose names would need changes is not exported.
 fn tuning_line(tuning: &Tuning, private: &Private) -> Option<TuningLine> {
     let tuned = &tuning.tuned;
     let line = TuningLine {
@@ -195,7 +197,7 @@ fn tuning_line(tuning: &Tuning, private: &Private) -> Option<TuningLine> {
     (is_public && check_tuning(&line).is_ok()).then_some(line)
 }
 
-/// The tuning that a line holds, or what is wrong with it.
+/// The tuning on a line, or what is wrong with it.
 fn check_tuning(line: &TuningLine) -> Result<Tuning, String> {
     let problem = check_problem(&line.problem)?;
     let source = check_source(&line.source)?;
@@ -230,7 +232,7 @@ fn check_tuning(line: &TuningLine) -> Result<Tuning, String> {
     Ok(Tuning { tuned, source, unix_seconds: line.unix_seconds })
 }
 
-/// Why a file is refused, whole.
+/// Why a file is rejected as a whole.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ImportError {
@@ -240,16 +242,16 @@ pub enum ImportError {
     /// It is larger than any honest export.
     #[error("the file is larger than {MAX_BYTES} bytes")]
     TooLarge,
-    /// It has more records than are taken.
+    /// It has more records than are accepted.
     #[error("the file announces {0} records: no more than {MAX_RECORDS} are taken")]
     TooMany(u64),
     /// The first line is not a header.
     #[error("line 1 is not the header of an evidence file such as {{\"unhang_evidence\":1,\"records\":12}}: {0}")]
     Header(String),
-    /// It is of another version.
+    /// It has another format version.
     #[error("the file has schema {0}: this unhang reads schema {SCHEMA}")]
     Schema(u64),
-    /// A line is not a good record.
+    /// A line is not a valid record.
     #[error("line {line}: {reason}")]
     Line {
         /// The line, counted from 1.
@@ -257,20 +259,20 @@ pub enum ImportError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The number of records is not what the header says: the file was cut or joined.
+    /// The number of records differs from the header: the file was truncated or concatenated.
     #[error("the header announces {announced} records and the file has {found}: it was cut, or something was added")]
     Count {
-        /// What the header says.
+        /// The number in the header.
         announced: u64,
-        /// What there is.
+        /// The actual number.
         found: u64,
     },
 }
 
-/// Reads a file of somebody else's findings: all of it, or why nothing of it is taken. What comes out has the source
-/// [`RecordSource::Import`] and printable text only.
+/// Reads a file of somebody else's findings completely, or says why it is rejected. The records have the source
+/// [`RecordSource::Import`] and contain printable text only.
 pub fn read(input: impl Read) -> Result<Imported, ImportError> {
-    // One byte more than is taken tells "exactly the limit" from "cut at the limit".
+    // One byte more than the limit tells "exactly the limit" from "cut off at the limit".
     let mut reader = BufReader::new(input.take(MAX_BYTES + 1));
     let mut bytes_read = 0;
     let mut next = |number: usize| -> Result<Option<String>, ImportError> {
@@ -291,7 +293,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
         String::from_utf8(bytes).map(Some).map_err(|_| refusal(number, "it is not UTF-8".to_owned()))
     };
     let first = next(1)?.ok_or_else(|| ImportError::Header("the file is empty".to_owned()))?;
-    // The schema first and alone: another version may have another header.
+    // Read the schema first, by itself: another version may have another header.
     #[derive(Deserialize)]
     struct Schema {
         unhang_evidence: u64,
@@ -325,7 +327,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
         }
         let line: Line = serde_json::from_str(&text).map_err(|error| refusal(number, error.to_string()))?;
         let record = check(&line).map_err(|reason| refusal(number, reason))?;
-        // All of what a record is about, without what it says of it.
+        // Everything that a record is about, without what it says about it.
         let about =
             (record.machine.clone(), record.problem.clone(), record.engine, record.variant.clone(), record.verdict);
         if !seen.insert(about) {
@@ -341,12 +343,12 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
 }
 
 fn refusal(line: usize, reason: String) -> ImportError {
-    // What serde quotes from the file is not fit for a terminal.
+    // serde quotes from the file, which is not safe for a terminal.
     let reason = printable_line(&reason).chars().take(300).collect();
     ImportError::Line { line, reason }
 }
 
-/// The record that a line holds, or what is wrong with it.
+/// The record on a line, or what is wrong with it.
 fn check(line: &Line) -> Result<Record, String> {
     let text = |error: &dyn fmt::Display| error.to_string();
     let problem = check_problem(&line.problem)?;
@@ -384,7 +386,7 @@ fn check(line: &Line) -> Result<Record, String> {
 
 fn check_problem(key: &str) -> Result<Problem, String> {
     let problem: Problem = key.parse().map_err(|error| format!("{error}"))?;
-    // One problem, one key: a second spelling of the same would pass for another record.
+    // A problem has one key. A second spelling would count as another record.
     if problem.to_string() == key {
         Ok(problem)
     } else {
@@ -408,7 +410,7 @@ fn check_time(unix_seconds: i64) -> Result<(), String> {
     Err(format!("unix_seconds is {unix_seconds}: that is not a time since 2020"))
 }
 
-/// A word that may name one of our kernels, whose tiles have a slash between digits: `128x64x8/8x8`.
+/// Whether a word may name one of our kernels, whose tiles have a slash between digits: `128x64x8/8x8`.
 fn way(name: &str, text: &str) -> Result<(), String> {
     let digits = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_digit());
     let bytes = text.as_bytes();
@@ -417,7 +419,7 @@ fn way(name: &str, text: &str) -> Result<(), String> {
     word(name, &parts.collect::<String>())
 }
 
-/// A short word of harmless characters.
+/// Whether it is a short word of harmless characters.
 fn word(name: &str, text: &str) -> Result<(), String> {
     if text.len() > MAX_WORD {
         return Err(format!("the {name} is longer than {MAX_WORD} characters"));

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The folder for unhang's data: `$UNHANG_HOME`, or `unhang` in the XDG data folder. None where neither is to be had,
-/// as for a service without a home.
+/// The folder for unhang's data: `$UNHANG_HOME`, or `unhang` in the XDG data folder. `None` if there is neither, as
+/// for a service without a home.
 pub fn home() -> Option<PathBuf> {
     choose(|name| std::env::var_os(name))
 }
@@ -14,7 +14,7 @@ fn choose(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(own) = folder("UNHANG_HOME") {
         return Some(own);
     }
-    // The XDG specification: a relative path is invalid and to be ignored.
+    // The XDG specification says that a relative path is invalid and must be ignored.
     let data = folder("XDG_DATA_HOME").filter(|path| path.is_absolute());
     let data = data.or_else(|| folder("HOME").map(|home| home.join(Path::new(".local/share"))))?;
     Some(data.join("unhang"))

@@ -1,11 +1,11 @@
-//! What is known of (convolution, engine, machine), from where, and since when.
+//! What is known about a convolution on an engine on a machine, its source, and since when.
 //!
-//! * [`Record`]: one thing that was seen; [`Evidence`]: all of them for one machine, in memory, judged.
-//! * [`Store`]: where records outlive the process. It never stops and never slows the program that uses it: whatever is
-//!   wrong with the file, work goes on without it and one notice says so.
-//! * [`rules`]: what reports claim about RDNA1 cards, with where it was claimed and what contradicts it. A rule makes a
+//! * [`Record`]: one observation; [`Evidence`]: all of them for one machine, in memory, judged.
+//! * [`Store`]: keeps records beyond the process. It never stops or slows the program that uses it: if something is
+//!   wrong with the file, work goes on without it, and one notice says so.
+//! * [`rules`]: what reports claim about RDNA1 cards, with the source and what contradicts it. A rule makes a
 //!   combination suspect and never proves anything.
-//! * [`exchange`]: the file by which people give their findings to others; what comes in is suspicion, never proof.
+//! * [`exchange`]: the file in which people share their findings; imported findings are suspicion, never proof.
 //!
 //! This crate must not know any engine's workings, the machine (a fingerprint is a text to it), torch or the planner.
 

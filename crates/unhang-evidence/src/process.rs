@@ -1,19 +1,19 @@
-//! Which process wrote an intent, and whether it still lives.
+//! Which process wrote an intent, and whether it is still alive.
 //!
-//! A process id alone would not do: ids come round again, and after a crash of the machine the same id may be somebody
-//! else's. So an intent carries the process's identity, and how long the machine had been up, which no clock that is set
-//! back changes.
+//! A process id alone is not enough: ids are reused, and after a crash of the machine the same id may belong to
+//! somebody else. So an intent carries the process's identity and the machine's uptime, which no change of the clock
+//! affects.
 
 use unhang_guard::{Identity, process};
 
-/// Intents of a process in another namespace cannot be checked; after this many seconds they count as left behind.
+/// Processes in another namespace cannot be checked. Their intents count as left behind after this many seconds.
 const PATIENCE_WITH_STRANGERS: i64 = 600;
 
-/// A process at the moment at which it began something.
+/// A process at the moment when it began something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     identity: Identity,
-    /// Seconds since the boot; none in what earlier versions wrote.
+    /// Seconds since boot; `None` in what earlier versions wrote.
     uptime: Option<i64>,
 }
 
@@ -30,7 +30,7 @@ impl Owner {
         format!("{boot} {namespace} {pid} {started}{uptime}")
     }
 
-    /// What the text says, or none if it is no owner's.
+    /// Reads the text; `None` if it does not describe an owner.
     pub(crate) fn from_text(text: &str) -> Option<Owner> {
         let mut words = text.split(' ');
         let identity = Identity {
@@ -43,7 +43,7 @@ impl Owner {
         words.next().is_none().then_some(Owner { identity, uptime })
     }
 
-    /// Whether the process may still return and resolve an intent; `age_seconds` is what the clock says of it.
+    /// Whether the process may still return and resolve an intent. `age_seconds` is the intent's age by the clock.
     pub(crate) fn may_come_back(&self, age_seconds: i64) -> bool {
         if self.identity.boot != process::boot() {
             return false;

@@ -1,4 +1,4 @@
-//! What hung earlier in a run, as `unhang run` tells the processes that it starts again.
+//! What hung earlier in a run, as `unhang run` passes it to the processes that it restarts.
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
@@ -10,14 +10,15 @@ use crate::{Evidence, Record, RecordSource};
 pub struct Quarantined {
     /// The engine.
     pub engine: EngineName,
-    /// Which part of it, as evidence names it, such as a candidate that was being measured; empty for all of it.
+    /// The part of the engine, by its name in evidence, such as a candidate being measured; empty for the whole
+    /// engine.
     pub variant: String,
     /// The convolution.
     pub problem: Problem,
 }
 
-/// Reads the value of `UNHANG_QUARANTINE`: such as `aten@forward:f32:…` or `jit/winograd:…@forward:f32:…`, separated by
-/// spaces. What cannot be read is left out.
+/// Reads the value of `UNHANG_QUARANTINE`: entries such as `aten@forward:f32:…` or `jit/winograd:…@forward:f32:…`,
+/// separated by spaces. Skips entries that it cannot read.
 pub fn quarantined(text: &str) -> Vec<Quarantined> {
     let read = |entry: &str| {
         let (who, key) = entry.split_once('@')?;
@@ -28,8 +29,8 @@ pub fn quarantined(text: &str) -> Vec<Quarantined> {
 }
 
 impl Evidence {
-    /// Learns that these hung earlier in this run, even where no store could keep it. What is known not to work stays as it is: the
-    /// first to see it says more.
+    /// Learns that these hung earlier in this run, even if no store could keep it. Known failures stay as they are,
+    /// because the first observation says more.
     pub fn quarantine(&mut self, hung: &[Quarantined], machine: &str, source: RecordSource) {
         for Quarantined { engine, variant, problem } in hung {
             if !self.about(problem, *engine, variant).is_some_and(|known| known.is_refutation()) {

@@ -1,5 +1,5 @@
-//! The way from the callers to the store's thread: bounded where things may be dropped, and never waited on by the
-//! call path.
+//! The queue from callers to the store's thread. It is bounded where work may be dropped, and the call path never
+//! waits for it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-/// One piece of work on the file. It may be run again after a failure.
+/// One operation on the file. It may run again after a failure.
 pub(crate) type Work = Box<dyn FnMut(&Connection) -> rusqlite::Result<()> + Send>;
 
-/// Records that may wait; more are dropped and counted.
+/// The most records that may wait; further ones are dropped and counted.
 const CAPACITY: usize = 4096;
 
-/// What is worth telling a person, each thing once.
+/// Messages for a person, each once.
 #[derive(Default)]
 pub(crate) struct Notices {
     messages: Mutex<Vec<String>>,
@@ -22,7 +22,7 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Adds a message unless it is there already. No more than a few: a sick disk must not fill the memory.
+    /// Adds a message unless it is already there. Keeps only a few: a failing disk must not fill the memory.
     pub(crate) fn say(&self, message: String) {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         if messages.len() < 8 && !messages.contains(&message) {
@@ -46,7 +46,7 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct Backlog {
     waiting: VecDeque<Work>,
-    /// The thread has taken work out and is not done with it.
+    /// The thread has taken work out and has not finished it.
     busy: bool,
     closed: bool,
 }
@@ -56,7 +56,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds work that may be lost; tells whether there was room.
+    /// Adds work that may be lost. Returns whether there was room.
     pub(crate) fn offer(&self, work: Work) -> bool {
         let mut state = self.state();
         if state.closed || state.waiting.len() >= CAPACITY {
@@ -67,7 +67,8 @@ impl Queue {
         true
     }
 
-    /// Adds work that must not be lost. There is little of it: each waits for an answer or follows one that did.
+    /// Adds work that must not be lost. There is little of it: each item waits for an answer, or follows one that
+    /// did.
     pub(crate) fn insist(&self, work: Work) -> bool {
         let mut state = self.state();
         if state.closed {
@@ -78,7 +79,7 @@ impl Queue {
         true
     }
 
-    /// The next work, or none when the queue is closed and empty. For the store's thread.
+    /// The next work, or `None` when the queue is closed and empty. For the store's thread.
     pub(crate) fn next(&self) -> Option<Work> {
         let mut state = self.state();
         state.busy = false;
@@ -95,7 +96,7 @@ impl Queue {
         }
     }
 
-    /// Waits until everything that was added is done; tells whether it was in time.
+    /// Waits until all work added so far is done. Returns whether that was in time.
     pub(crate) fn wait_until_empty(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut state = self.state();
@@ -109,13 +110,13 @@ impl Queue {
         true
     }
 
-    /// No more work is taken; what waits is still done.
+    /// Accepts no more work; waiting work is still done.
     pub(crate) fn close(&self) {
         self.state().closed = true;
         self.work_came.notify_all();
     }
 
-    /// Forgets what waits; returns how much.
+    /// Drops the waiting work and returns its amount.
     pub(crate) fn clear(&self) -> usize {
         let mut state = self.state();
         let count = state.waiting.len();

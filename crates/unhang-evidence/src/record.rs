@@ -1,4 +1,4 @@
-//! The things that are known, as values. What is on disk and what is exchanged have separate types.
+//! Observations as values. The file on disk and the exchange file have separate types.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,15 @@ use unhang_engine::{EngineName, Tuned, Verdict};
 /// Where a record comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RecordSource {
-    /// It was tried in a supervised child.
+    /// A supervised child tried it.
     Probe,
-    /// It was seen in a user's run.
+    /// A user's run observed it.
     Run,
     /// A built-in rule claims it.
     Rule,
-    /// Somebody else saw it.
+    /// Somebody else observed it.
     Import,
-    /// A rehearsed card behaved so; no real card did.
+    /// A rehearsed card behaved like this; no real card did.
     Rehearsal,
 }
 
@@ -56,24 +56,24 @@ impl FromStr for RecordSource {
     }
 }
 
-/// One thing that was seen: how a convolution ended on an engine, on a machine.
+/// One observation: how a convolution ended on an engine, on a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     /// The convolution.
     pub problem: Problem,
     /// The engine.
     pub engine: EngineName,
-    /// Under which profile or solver family, or empty: evidence about one says nothing about another.
+    /// The profile or solver family, or empty: evidence about one says nothing about another.
     pub variant: String,
     /// The fingerprint of the machine.
     pub machine: String,
     /// How it ended.
     pub verdict: Verdict,
-    /// Seconds that it takes when warm, if measured.
+    /// Seconds when warm, if measured.
     pub seconds: Option<f64>,
-    /// Seconds that the first call took, compilation and search included, if measured.
+    /// Seconds of the first call, with compilation and search, if measured.
     pub first_seconds: Option<f64>,
-    /// What else was seen, in words: the signal, the error's text, where it hung.
+    /// Other observations in words: the signal, the error text, where it hung.
     pub detail: String,
     /// Where it comes from.
     pub source: RecordSource,
@@ -82,7 +82,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record of now, with no times and no detail.
+    /// A record from now, with no times and no detail.
     pub fn new(problem: Problem, engine: EngineName, machine: &str, verdict: Verdict, source: RecordSource) -> Record {
         Record {
             problem,
@@ -104,31 +104,31 @@ impl Record {
         self
     }
 
-    /// This record with its warm time.
+    /// Adds the warm time.
     pub fn with_seconds(mut self, seconds: f64) -> Record {
         self.seconds = Some(seconds);
         self
     }
 
-    /// This record with its detail.
+    /// Adds the detail.
     pub fn with_detail(mut self, detail: &str) -> Record {
         self.detail = detail.to_owned();
         self
     }
 }
 
-/// What is about to be tried, written down before it is: if nobody resolves it, it is the culprit.
+/// What is about to be tried, written before it starts. If nobody resolves it, it is the culprit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Intent {
     /// The convolution.
     pub problem: Problem,
     /// The engine.
     pub engine: EngineName,
-    /// Under which profile or solver family, or empty.
+    /// The profile or solver family, or empty.
     pub variant: String,
     /// The fingerprint of the machine.
     pub machine: String,
-    /// Who tries: a probe, a run or a rehearsal.
+    /// What tries it: a probe, a run or a rehearsal.
     pub source: RecordSource,
     /// When, in seconds since 1970.
     pub unix_seconds: i64,
@@ -147,7 +147,7 @@ pub struct Canary {
     pub name: String,
     /// How it ended.
     pub verdict: Verdict,
-    /// What else was seen, in words.
+    /// Other observations in words.
     pub detail: String,
     /// When, in seconds since 1970.
     pub unix_seconds: i64,
@@ -158,13 +158,13 @@ pub struct Canary {
 pub struct Seen {
     /// The convolution.
     pub problem: Problem,
-    /// How often.
+    /// The number of times.
     pub count: u64,
-    /// When last, in seconds since 1970.
+    /// The last time, in seconds since 1970.
     pub unix_seconds: i64,
 }
 
-/// The fastest of our GPU kernels for a convolution on a device, from where it is known, and since when.
+/// The fastest of our GPU kernels for a convolution on a device, the source, and since when.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuning {
     /// What was measured.
@@ -175,17 +175,17 @@ pub struct Tuning {
     pub unix_seconds: i64,
 }
 
-/// Which records are meant. An empty field means any.
+/// Selects records. An empty field selects any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Those of this machine.
+    /// Records of this machine.
     pub machine: Option<String>,
-    /// Those about this convolution.
+    /// Records about this convolution.
     pub problem: Option<Problem>,
-    /// Those about this engine.
+    /// Records about this engine.
     pub engine: Option<EngineName>,
-    /// Those with this verdict.
+    /// Records with this verdict.
     pub verdict: Option<Verdict>,
-    /// Those from there.
+    /// Records from this source.
     pub source: Option<RecordSource>,
 }

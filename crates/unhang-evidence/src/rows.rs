@@ -1,5 +1,5 @@
-//! The rows of the file and what they mean. What does not read as what it should be is passed over: a row may have been
-//! written by a newer version, or damaged.
+//! The rows of the file and their meaning. Rows that cannot be read are skipped: a newer version may have written
+//! them, or they are damaged.
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
@@ -11,7 +11,7 @@ use crate::record::{Canary, Filter, Intent, IntentId, Record, RecordSource, Seen
 use crate::time;
 
 pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::Result<()> {
-    // A time that this report does not have is kept from the one before.
+    // If this report has no time, the earlier time is kept.
     let sql = format!(
         "INSERT INTO records ({RECORD_COLUMNS}, arrival) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, {NEXT_ARRIVAL})
          ON CONFLICT DO UPDATE SET
@@ -35,7 +35,7 @@ pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::
         .map(drop)
 }
 
-/// Behind everything that is there, whatever the clock says.
+/// After everything that is there, whatever the clock says.
 const NEXT_ARRIVAL: &str = "(SELECT 1 + max(coalesce((SELECT max(arrival) FROM records), 0),
                              coalesce((SELECT max(arrival) FROM intents), 0)))";
 
@@ -62,7 +62,7 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
     Ok(Some((row.get(10)?, record)))
 }
 
-/// The rows that can be read. A row with a wrong type of value is passed over; a damaged file is an error.
+/// The rows that can be read. Skips a row with a wrong type of value; a damaged file is an error.
 fn readable<T>(rows: impl Iterator<Item = rusqlite::Result<Option<T>>>) -> rusqlite::Result<Vec<T>> {
     let mut result = Vec::new();
     for row in rows {
@@ -76,7 +76,7 @@ fn readable<T>(rows: impl Iterator<Item = rusqlite::Result<Option<T>>>) -> rusql
     Ok(result)
 }
 
-/// `WHERE` for a filter, on a table that has those of the columns.
+/// The `WHERE` clause of a filter, for a table that has some of the columns.
 fn condition(filter: &Filter, has_verdict: bool) -> (String, Vec<Value>) {
     let mut fields = vec![
         ("machine", filter.machine.clone()),
@@ -104,7 +104,7 @@ pub(crate) fn records(connection: &Connection, filter: &Filter) -> rusqlite::Res
     readable(statement.query_map(params_from_iter(values), record)?)
 }
 
-/// The last of the records that arrived, in the order of arrival.
+/// The records that arrived last, in order of arrival.
 pub(crate) fn newest_records(
     connection: &Connection,
     filter: &Filter,
@@ -119,7 +119,7 @@ pub(crate) fn newest_records(
     Ok(found)
 }
 
-/// Leaves the imported records that arrived last; how many went.
+/// Keeps the imported records that arrived last. Returns how many were deleted.
 pub(crate) fn forget_oldest_imports(connection: &Connection, most: u64) -> rusqlite::Result<usize> {
     connection
         .prepare_cached(
@@ -133,14 +133,14 @@ pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Resu
     let transaction = connection.unchecked_transaction()?;
     let (in_records, values) = condition(filter, true);
     let count = transaction.execute(&format!("DELETE FROM records WHERE {in_records}"), params_from_iter(values))?;
-    // An intent has no verdict; it stands for "did not finish", so it goes unless another verdict is meant.
+    // An intent has no verdict. It means "did not finish", so it is deleted unless the filter names another verdict.
     if filter.verdict.is_none_or(|verdict| verdict == unhang_engine::Verdict::Hangs) {
         let found = intents(&transaction, filter)?;
         for (_, id, _, _) in found.iter().filter(|(_, _, intent, owner)| left_behind(intent, owner)) {
             remove_intent(&transaction, *id)?;
         }
     }
-    // A canary is about an engine on a machine; it goes when all that is known of them goes.
+    // A canary is about an engine on a machine. It is deleted when everything about them is.
     if filter.problem.is_none() && filter.verdict.is_none() && filter.source.is_none() {
         let machine = filter.machine.clone();
         let engine = filter.engine.map(|engine| engine.name());
@@ -150,7 +150,7 @@ pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Resu
             params![machine, engine],
         )?;
     }
-    // Tunings are our kernels', and of a device whatever the machine around it.
+    // Tunings are about our kernels on a device, whatever the machine around it.
     let ours = filter.engine.is_none_or(|engine| engine == EngineName::Jit);
     let mut tunings = 0;
     if ours && filter.machine.is_none() && filter.verdict.is_none() {
@@ -188,7 +188,7 @@ pub(crate) fn put_tuning(connection: &Connection, tuning: &Tuning) -> rusqlite::
         .map(drop)
 }
 
-/// What others measured makes room for what was measured here, and never the other way round.
+/// A measurement from here replaces one from elsewhere, never the other way round.
 pub(crate) fn import_tuning(connection: &Connection, tuning: &Tuning) -> rusqlite::Result<()> {
     let about = params![tuning.tuned.device, tuning.tuned.problem.to_string(), RecordSource::Import.name()];
     let own: i64 = connection
@@ -238,7 +238,7 @@ pub(crate) fn seen(connection: &Connection, machine: &str) -> rusqlite::Result<V
     readable(rows)
 }
 
-/// Leaves the convolutions of a machine that were asked for last.
+/// Keeps the convolutions of a machine that were asked for last.
 pub(crate) fn forget_oldest_seen(connection: &Connection, machine: &str, most: u64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(

@@ -1,8 +1,8 @@
 //! Built-in rules: what five reports of one RX 5600 XT ("the seeds", `docs/internals/seeds.md`) claim about MIOpen on RDNA1.
 //!
-//! The reports contradict each other, so each rule carries where it was claimed, for which versions, and what
-//! contradicts it. A rule makes a combination suspect. It never proves that something hangs, and none says that something
-//! works. Nobody has repeated these observations on a card.
+//! The reports contradict each other. So each rule states its source, the versions, and what contradicts it. A rule
+//! makes a combination suspect. It never proves that something hangs, and no rule says that something works. Nobody
+//! has repeated these observations on a card.
 
 use std::fmt;
 
@@ -12,15 +12,15 @@ use unhang_engine::EngineName;
 /// One claim about an engine on an affected card.
 #[derive(Clone, Copy)]
 pub struct Rule {
-    /// A short name, stable.
+    /// A short, stable name.
     pub name: &'static str,
-    /// The engine that it is about.
+    /// The engine that it concerns.
     pub engine: EngineName,
-    /// What is claimed.
+    /// The claim.
     pub claim: &'static str,
-    /// The document that claims it.
+    /// The document that makes the claim.
     pub document: &'static str,
-    /// The versions for which it is claimed.
+    /// The versions that the claim covers.
     pub versions: &'static str,
     /// Evidence to the contrary.
     pub contradicted_by: &'static str,
@@ -28,8 +28,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether the claim is about this convolution. The reports saw forward convolutions in fp32; a rule covers the
-    /// backward ones and other types too, because nothing says that they fare better.
+    /// Whether the claim covers this convolution. The reports observed forward convolutions in fp32. A rule also
+    /// covers backward ones and other types, because nothing says that they fare better.
     pub fn applies(&self, problem: &Problem) -> bool {
         (self.applies)(problem)
     }

@@ -16,30 +16,30 @@ use crate::queue::{Notices, Queue, Work};
 use crate::record::{Canary, Filter, Intent, IntentId, Record, RecordSource, Seen, Tuning};
 use crate::{rows, time};
 
-/// The most that opening may take before work goes on without the store.
+/// The longest that opening may take before work goes on without the store.
 const OPENING_DEADLINE: Duration = Duration::from_secs(5);
-/// The most that a question may take.
+/// The longest that a question may take.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// The most that writing an intent may take.
+/// The longest that writing an intent may take.
 const INTENT_DEADLINE: Duration = Duration::from_secs(5);
-/// The most convolutions of one machine that are remembered as asked for, and how many are written between two looks.
+/// The most requested convolutions of one machine that are kept, and the number of writes between two checks.
 const MOST_SEEN: u64 = 10_000;
 const SEEN_BETWEEN_CLEANINGS: u64 = 500;
 static SEEN_SINCE_START: AtomicU64 = AtomicU64::new(0);
-/// The most records of others that a store keeps. Each start reads them.
+/// The most imported records that a store keeps. Each start reads them.
 pub(crate) const MOST_IMPORTED: u64 = 20_000;
-/// The most that dropping the store may take.
+/// The longest that dropping the store may take.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The process that opened the first store. In a process forked from it SQLite's own tables of open files are a copy of
-/// the parent's and opening the file again could corrupt it, so a forked child has no store.
+/// The process that opened the first store. A forked process has a copy of SQLite's tables of open files, and opening
+/// the file again could corrupt it. So a forked child has no store.
 static FIRST_PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Where evidence outlives the process.
+/// Keeps evidence beyond the process.
 ///
-/// Opening never fails, recording never waits, and every question has a deadline; what is wrong is in
-/// [`Store::notices`]. One thread of its own holds the only handle to the file. After a fork the child's copy does
-/// nothing: no write, no lock, not even when dropped.
+/// Opening never fails, recording never waits, and every question has a deadline; [`Store::notices`] says what is
+/// wrong. A separate thread holds the only handle to the file. After a fork the child's copy does nothing: no write,
+/// no lock, not even when dropped.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -54,7 +54,7 @@ static FIRST_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Store {
-    // In a forked child neither the handle nor the thread nor the locks may be touched, so nothing drops by itself.
+    // A forked child must not touch the handle, the thread or the locks, so nothing is dropped automatically.
     live: Option<ManuallyDrop<Live>>,
     process: u32,
     notices: Arc<Notices>,
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Opens the store in a folder, which is made if need be.
+    /// Opens the store in a folder, and creates the folder if needed.
     pub fn open(home: &Path) -> Store {
         let process = std::process::id();
         let first = FIRST_PROCESS.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
@@ -129,14 +129,14 @@ impl Store {
         store
     }
 
-    /// What a person should be told, each thing once. Empty when all is well.
+    /// Messages for a person, each once. Empty when all is well.
     pub fn notices(&self) -> Vec<String> {
-        // The child's copy may be of a moment at which another thread held the lock.
+        // The child's copy may date from a moment when another thread held the lock.
         if self.is_inherited() { Vec::new() } else { self.notices.all() }
     }
 
-    /// How many records were not kept: because they came faster than the disk takes them, or because of what
-    /// [`Store::notices`] says.
+    /// The number of records that were not kept, because they came faster than the disk takes them, or for a reason
+    /// in [`Store::notices`].
     pub fn dropped(&self) -> u64 {
         self.notices.dropped.load(Ordering::Relaxed)
     }
@@ -162,7 +162,7 @@ impl Store {
         }
     }
 
-    /// Asks the thread, with a deadline. None when there is no store, no answer in time, or no answer at all.
+    /// Asks the thread, with a deadline. `None` if there is no store, or no answer in time.
     fn ask<T: Send + 'static>(
         &self,
         patience: Duration,
@@ -187,12 +187,13 @@ impl Store {
         }
     }
 
-    /// Keeps a record, soon and in the background. Never waits: when the disk does not keep up it is dropped and counted.
+    /// Keeps a record, soon and in the background. Never waits: if the disk is too slow, the record is dropped and
+    /// counted.
     pub fn record(&self, record: Record) {
         self.offer(Box::new(move |connection| rows::put_record(connection, &record)));
     }
 
-    /// Adds to the count of a convolution that a user's program asked for; in the background, like [`Store::record`].
+    /// Counts a convolution that a user's program asked for; in the background, like [`Store::record`].
     pub fn count_seen(&self, machine: &str, problem: &Problem, count: u64) {
         let (machine, problem, now) = (machine.to_owned(), problem.to_string(), time::now());
         self.offer(Box::new(move |connection| {
@@ -202,7 +203,7 @@ impl Store {
                      count = min(count + excluded.count, 9000000000000000000), unix_seconds = excluded.unix_seconds",
                 )?
                 .execute(params![machine, problem, count.min(1 << 40) as i64, now])?;
-            // A program that sees ever new sizes must not fill the disk: the oldest go, now and then.
+            // A program with ever new sizes must not fill the disk, so the oldest are deleted now and then.
             if SEEN_SINCE_START.fetch_add(1, Ordering::Relaxed).is_multiple_of(SEEN_BETWEEN_CLEANINGS) {
                 rows::forget_oldest_seen(connection, &machine, MOST_SEEN)?;
             }
@@ -216,9 +217,9 @@ impl Store {
         self.ask(ANSWER_DEADLINE, move |connection| rows::seen(connection, &machine)).unwrap_or_default()
     }
 
-    /// Writes down what is about to be tried, and returns when it is on the disk for good: should the attempt take
-    /// the machine with it, its name is there afterwards. None when it could not be written; the caller decides whether
-    /// to try all the same.
+    /// Writes down what is about to be tried, and returns once that is safely on disk. If the attempt crashes the
+    /// machine, its name is there afterwards. `None` if it could not be written; the caller decides whether to try
+    /// anyway.
     pub fn intend(&self, intent: Intent) -> Option<IntentId> {
         let owner = Owner::this().to_text();
         self.ask(INTENT_DEADLINE, move |connection| {
@@ -229,7 +230,7 @@ impl Store {
         })
     }
 
-    /// The attempt finished, or its supervisor saw how it ended: the record takes the intent's place, in one step.
+    /// The attempt finished, or its supervisor saw how it ended: the record replaces the intent, in one step.
     pub fn resolve(&self, intent: IntentId, record: Record) {
         self.insist(Box::new(move |connection| {
             let transaction = connection.unchecked_transaction()?;
@@ -239,10 +240,10 @@ impl Store {
         }));
     }
 
-    /// Writes down how attempts ended and what is tried next, in one step that is on the disk for good when this
-    /// returns: the way of a prober, for which [`Store::intend`] and [`Store::resolve`] one by one would be too slow. An
-    /// attempt whose intent could not be written has none to take away. The names of the new intents, in order; none when
-    /// nothing was written, and then the caller may offer the same again.
+    /// Writes how attempts ended and what is tried next, in one step that is safely on disk when this returns.
+    /// Probers use this, because [`Store::intend`] and [`Store::resolve`] one by one would be too slow. An attempt
+    /// whose intent could not be written has none to remove. Returns the names of the new intents in order, or `None`
+    /// if nothing was written; the caller may then offer the same again.
     pub fn advance(&self, ended: Vec<(Option<IntentId>, Record)>, next: Vec<Intent>) -> Option<Vec<IntentId>> {
         let owner = Owner::this().to_text();
         self.ask(INTENT_DEADLINE, move |connection| {
@@ -266,7 +267,7 @@ impl Store {
         })
     }
 
-    /// The attempt was never begun.
+    /// The attempt never began.
     pub fn withdraw(&self, intent: IntentId) {
         self.insist(Box::new(move |connection| rows::remove_intent(connection, intent)));
     }
@@ -277,8 +278,8 @@ impl Store {
         }
     }
 
-    /// What was begun on this machine by a process that is gone, and never resolved: the culprits of crashes. What is
-    /// under way in a process that lives is not among them.
+    /// What a process that is gone began on this machine and never resolved: the culprits of crashes. Attempts under
+    /// way in a living process are not included.
     pub fn unresolved_intents(&self, machine: &str) -> Vec<(IntentId, Intent)> {
         self.unresolved_in_order(machine).into_iter().map(|(_, id, intent)| (id, intent)).collect()
     }
@@ -292,7 +293,7 @@ impl Store {
         self.ask(ANSWER_DEADLINE, move |connection| rows::unresolved(connection, &machine)).unwrap_or_default()
     }
 
-    /// How a canary ended on that machine, if it was ever run.
+    /// How a canary ended on that machine, if it ever ran.
     pub fn canary(&self, machine: &str, name: &str) -> Option<Canary> {
         if self.foreign {
             return None;
@@ -309,20 +310,19 @@ impl Store {
         self.ask(ANSWER_DEADLINE, rows::canaries).unwrap_or_default()
     }
 
-    /// Keeps how a canary ended; the last one counts. Returns when it is written, since the next process relies on it;
-    /// tells whether it was.
+    /// Keeps how a canary ended; the last one counts. Returns when it is written, because the next process relies on
+    /// it, with whether it was.
     pub fn set_canary(&self, canary: Canary) -> bool {
         self.ask(ANSWER_DEADLINE, move |connection| rows::put_canary(connection, &canary)).is_some()
     }
 
-    /// Keeps how a canary ended, soon and in the background, like [`Store::record`]: for what is found out in the middle
+    /// Keeps how a canary ended, soon and in the background, like [`Store::record`]. For what is found in the middle
     /// of a user's program, which must not wait for a disk.
     pub fn keep_canary(&self, canary: Canary) {
         self.offer(Box::new(move |connection| rows::put_canary(connection, &canary)));
     }
 
-    /// The records that are meant, in the order in which they arrived. Those of a file that others could have written are
-    /// what others claim.
+    /// The selected records, in order of arrival. Records from a file that others could have written count as claims.
     pub fn records(&self, filter: &Filter) -> Vec<Record> {
         self.records_in_order(filter).into_iter().map(|(_, record)| record).collect()
     }
@@ -332,7 +332,7 @@ impl Store {
         self.answered(filter, rows::records)
     }
 
-    /// The last of them that arrived.
+    /// The last of these records to arrive.
     pub(crate) fn newest_in_order(&self, filter: &Filter, most: u64) -> Vec<(i64, Record)> {
         self.answered(filter, move |connection, filter| rows::newest_records(connection, filter, most))
     }
@@ -344,7 +344,7 @@ impl Store {
     ) -> Vec<(i64, Record)> {
         let mut asked = filter.clone();
         if self.foreign {
-            // What it says of its sources is believed no more than the rest.
+            // Its statements about sources are trusted no more than the rest.
             asked.source = None;
         }
         let found = self.ask(ANSWER_DEADLINE, move |connection| question(connection, &asked)).unwrap_or_default();
@@ -356,15 +356,15 @@ impl Store {
         claims.filter(|_| filter.source.is_none_or(|source| source == RecordSource::Import)).collect()
     }
 
-    /// Writes all of them or none; how many, or none if they could not be written.
+    /// Writes all of them or none. Returns their number, or `None` if they could not be written.
     pub fn record_all(&self, records: Vec<Record>) -> Option<usize> {
         let count = records.len();
         self.import(records, Vec::new()).map(|()| count)
     }
 
-    /// Takes what others found, and what was the fastest for them where nothing was measured here: all of it or nothing.
-    /// None if it could not be written. Of all that was ever imported the newest [`MOST_IMPORTED`] records are kept; what had to go is
-    /// in [`Store::notices`].
+    /// Takes what others found, and their fastest kernels where nothing was measured here: all of it or nothing.
+    /// `None` if it could not be written. Of all imported records, the newest [`MOST_IMPORTED`] are kept;
+    /// [`Store::notices`] says what was deleted.
     pub fn import(&self, records: Vec<Record>, tunings: Vec<Tuning>) -> Option<()> {
         let forgotten = self.ask(ANSWER_DEADLINE * 6, move |connection| {
             let transaction = connection.unchecked_transaction()?;
@@ -385,12 +385,13 @@ impl Store {
         Some(())
     }
 
-    /// Keeps what was measured to be the fastest, soon and in the background, like [`Store::record`]; the last one counts.
+    /// Keeps a measurement of the fastest kernel, soon and in the background, like [`Store::record`]; the last one
+    /// counts.
     pub fn keep_tuning(&self, tuning: Tuning) {
         self.offer(Box::new(move |connection| rows::put_tuning(connection, &tuning)));
     }
 
-    /// What was measured to be the fastest, on every device; those of other kernels than today's among it.
+    /// The measured fastest kernels on every device, including measurements of older kernels.
     pub fn tunings(&self) -> Vec<Tuning> {
         if self.foreign {
             return Vec::new();
@@ -398,14 +399,14 @@ impl Store {
         self.ask(ANSWER_DEADLINE, rows::tunings).unwrap_or_default()
     }
 
-    /// Forgets the records that are meant, with the canaries, tunings and left-behind intents of what they are about; how
-    /// many records and tunings there were, or none if nothing could be done.
+    /// Deletes the selected records, with the related canaries, tunings and left-behind intents. Returns the number
+    /// of records and tunings, or `None` if nothing could be done.
     pub fn forget(&self, filter: &Filter) -> Option<usize> {
         let filter = filter.clone();
         self.ask(ANSWER_DEADLINE, move |connection| rows::forget(connection, &filter))
     }
 
-    /// Waits until what was recorded so far is written; tells whether it was in time.
+    /// Waits until everything recorded so far is written. Returns whether that was in time.
     pub fn flush(&self, patience: Duration) -> bool {
         self.live().is_none_or(|live| live.queue.wait_until_empty(patience))
     }

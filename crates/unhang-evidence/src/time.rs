@@ -1,4 +1,4 @@
-//! Time as the store has it: whole seconds since 1970, and its date in words.
+//! Time in the store: whole seconds since 1970, and their date in words.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,8 +13,8 @@ pub fn now() -> i64 {
 /// assert_eq!(unhang_evidence::time::date(1_762_560_000), "2025-11-08");
 /// ```
 pub fn date(unix_seconds: i64) -> String {
-    // Days to a date of the proleptic Gregorian calendar: count in 400-year eras that start on 1 March, so that the
-    // leap day is the last day of its year.
+    // Converts days to a date of the proleptic Gregorian calendar. It counts in 400-year eras that start on 1 March,
+    // so the leap day is the last day of its year.
     let days = unix_seconds.div_euclid(86_400) + 719_468;
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);
@@ -27,7 +27,7 @@ pub fn date(unix_seconds: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// A duration as a person reads it: `1.20 s`, `3.45 ms`, `12.0 µs`.
+/// A duration for a person: `1.20 s`, `3.45 ms`, `12.0 µs`.
 pub fn duration(seconds: f64) -> String {
     if seconds >= 1.0 {
         format!("{seconds:.2} s")

@@ -1,6 +1,6 @@
-//! How much may be unpacked from one file, all of its members, bundles and rows together.
+//! How much may be unpacked from one file: all members, bundles and rows together.
 //!
-//! Limits for each object are not enough: an archive can name the same bytes a hundred thousand times, and a few kilobytes
+//! Limits per object are not enough. An archive can name the same bytes a hundred thousand times, and a few kilobytes
 //! of bzip2 unpack to gigabytes. Real containers unpack to a few times their size; a hundred times is generous.
 
 use std::cell::Cell;
@@ -10,17 +10,17 @@ use thiserror::Error;
 const FLOOR: u64 = 64 << 20;
 const RATIO: u64 = 100;
 
-/// More is packed in a file than is unpacked from it.
+/// A file would unpack to more than is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{claimed} bytes are packed in it; more than {limit} are not unpacked from a file of this size")]
 pub struct OverBudget {
-    /// How much, as far as it was seen.
+    /// The amount, as far as it was seen.
     pub claimed: u64,
     /// The limit.
     pub limit: u64,
 }
 
-/// What is left of it.
+/// The remaining budget.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
@@ -28,13 +28,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// For a file of that many bytes.
+    /// The budget for a file of that many bytes.
     pub fn for_file(length: u64) -> Budget {
         let limit = length.saturating_mul(RATIO).saturating_add(FLOOR);
         Budget { limit, left: Cell::new(limit) }
     }
 
-    /// Spends that many bytes; to be asked before they are unpacked.
+    /// Spends that many bytes. Call it before unpacking them.
     pub fn spend(&self, bytes: u64) -> Result<(), OverBudget> {
         match self.left.get().checked_sub(bytes) {
             Some(left) => {

@@ -1,9 +1,9 @@
-//! Folders that are this user's alone.
+//! Folders that belong to this user alone.
 //!
-//! Code is loaded from them and verdicts are believed that lie in them, so they are checked whenever they are opened:
-//! the folder is a folder and no link, it belongs to us, nobody else may write to it, and nobody else may put another
-//! in its place. The same goes for each file. Files are reached over the open folder, not over its name, and are opened
-//! without following links and without waiting: a pipe that somebody put there blocks nobody.
+//! Code is loaded from these folders, and verdicts in them are believed, so every opening checks them. The folder
+//! must be a folder and not a link, must be ours, and nobody else may write to it or replace it. The same applies to
+//! each file. Files are opened relative to the open folder, not by path, without following links and without waiting:
+//! a pipe that somebody puts there blocks nobody.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,34 +18,34 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, mkdirat, ope
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Flags for opening a file that somebody else may have put there: links are not followed, nobody waits for a pipe.
+/// Flags for opening a file that somebody else may have put there: follow no links, wait for no pipe.
 pub const NOFOLLOW_NONBLOCK: u32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).bits();
 
-/// Why a folder or a file is not one that can be relied on.
+/// Why a folder or a file cannot be trusted.
 #[derive(Debug, Error)]
 pub enum NotPrivate {
     /// It belongs to somebody else.
     #[error("{} belongs to user {owner}, not to user {us}", path.display())]
     Foreign {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Whose it is.
+        /// The user it belongs to.
         owner: u32,
-        /// Who we are.
+        /// Our user.
         us: u32,
     },
     /// Others may change it.
     #[error("{} can be written by others (mode {mode:03o}); `chmod go-w` makes it yours alone", path.display())]
     Writable {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
     },
-    /// It is a link, a pipe, a device: not what it should be.
+    /// It is a link, a pipe or a device.
     #[error("{} is not a plain {wanted}", path.display())]
     WrongKind {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// What it should be.
         wanted: &'static str,
@@ -53,7 +53,7 @@ pub enum NotPrivate {
     /// The file is larger than anything that is kept there.
     #[error("{} has more than {limit} bytes", path.display())]
     TooLarge {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// The most that is read.
         limit: u64,
@@ -61,7 +61,7 @@ pub enum NotPrivate {
     /// The system refused.
     #[error("cannot use {}: {source}", path.display())]
     Refused {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// The system's words.
         source: io::Error,
@@ -73,25 +73,25 @@ impl NotPrivate {
         NotPrivate::Refused { path: path.to_owned(), source: source.into() }
     }
 
-    /// Whether it is simply not there.
+    /// Whether it simply does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, NotPrivate::Refused { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether somebody else could have had a hand in it, as opposed to a full or broken disk.
+    /// Whether somebody else could have tampered with it, as opposed to a full or broken disk.
     pub fn is_suspicious(&self) -> bool {
         !matches!(self, NotPrivate::Refused { .. })
     }
 }
 
-/// An open folder that is this user's alone.
+/// An open folder that belongs to this user alone.
 #[derive(Debug)]
 pub struct PrivateFolder {
     path: PathBuf,
     folder: OwnedFd,
 }
 
-/// The user who owns what we make.
+/// The user who owns what we create.
 fn us() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -100,7 +100,7 @@ fn is_kind(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Ours, or the administrator's, who can do as he likes anyway; and nobody else may write it.
+/// Ours, or root's, who can do anything anyway; and nobody else may write it.
 fn check_owner(path: &Path, stat: &Stat) -> Result<(), NotPrivate> {
     if stat.st_uid != us() && stat.st_uid != 0 {
         return Err(NotPrivate::Foreign { path: path.to_owned(), owner: stat.st_uid, us: us() });
@@ -111,8 +111,8 @@ fn check_owner(path: &Path, stat: &Stat) -> Result<(), NotPrivate> {
     Ok(())
 }
 
-/// Nobody but us and the administrator may rename what is below: each folder above is ours or root's, and not open to
-/// others unless it is sticky. A folder that our own first group may write is common (umask 002) and let pass.
+/// Nobody but us and root may rename what is below: each folder above is ours or root's, and not writable by others
+/// unless it is sticky. A folder that our primary group may write is common (umask 002) and accepted.
 fn check_above(path: &Path) -> Result<(), NotPrivate> {
     for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {
         let stat = statat(CWD, folder, AtFlags::empty()).map_err(|errno| NotPrivate::refused(folder, errno))?;
@@ -124,7 +124,7 @@ fn check_above(path: &Path) -> Result<(), NotPrivate> {
     Ok(())
 }
 
-/// A folder of ours or of root's to which nobody else may add anything.
+/// A folder of ours or root's to which nobody else may add anything.
 fn check_closed(folder: &Path, stat: &Stat) -> Result<(), NotPrivate> {
     if stat.st_uid != us() && stat.st_uid != 0 {
         return Err(NotPrivate::Foreign { path: folder.to_owned(), owner: stat.st_uid, us: us() });
@@ -137,11 +137,12 @@ fn check_closed(folder: &Path, stat: &Stat) -> Result<(), NotPrivate> {
 }
 
 impl PrivateFolder {
-    /// Opens a folder that is made if it is not there, with those above it: mode 0700, whatever the umask. One of ours
-    /// that others may enter or read is closed to them; one that they could write is not believed.
+    /// Opens a folder, and creates it and its parents if needed: mode 0700, whatever the umask. If others may enter
+    /// or read an existing folder of ours, their access is removed. If they could write it, it is rejected.
     pub fn open(path: &Path) -> Result<PrivateFolder, NotPrivate> {
         let path = std::path::absolute(path).map_err(|error| NotPrivate::refused(path, error))?;
-        // Before anything is made: under `sudo` the home may be another user's, and folders of root's there would lock that user out.
+        // Before anything is created: under `sudo` the home may be another user's, and folders owned by root would
+        // lock that user out.
         if statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW).is_err() {
             let below = nearest(&path).join("new");
             check_above(&below)?;
@@ -152,8 +153,8 @@ impl PrivateFolder {
         PrivateFolder::open_existing(&path)
     }
 
-    /// Opens a folder whose name outlives it in other processes' variables: nobody else can take the name when the
-    /// folder is gone. What it is made in must not be open to others, not even sticky as `/tmp` is.
+    /// Opens a folder whose name outlives it in other processes' variables: nobody else can reuse the name after the
+    /// folder is gone. Its parent must not be open to others, not even sticky like `/tmp`.
     pub fn open_lasting(path: &Path) -> Result<PrivateFolder, NotPrivate> {
         let path = std::path::absolute(path).map_err(|error| NotPrivate::refused(path, error))?;
         let base = nearest(&path);
@@ -162,7 +163,7 @@ impl PrivateFolder {
         PrivateFolder::open(&path)
     }
 
-    /// Opens a folder that has to be there.
+    /// Opens a folder that must exist.
     pub fn open_existing(path: &Path) -> Result<PrivateFolder, NotPrivate> {
         let path = std::path::absolute(path).map_err(|error| NotPrivate::refused(path, error))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -172,24 +173,24 @@ impl PrivateFolder {
         })?;
         let stat = fstat(&folder).map_err(|errno| NotPrivate::refused(&path, errno))?;
         check_closed(&path, &stat)?;
-        // By its true name: a link above it may lead through a folder of somebody else's.
+        // By its true name: a link above it may lead through somebody else's folder.
         let true_path = std::fs::canonicalize(&path).map_err(|error| NotPrivate::refused(&path, error))?;
         check_above(&true_path)?;
         check_above(&path)?;
         if stat.st_uid == us() && stat.st_mode & 0o077 != 0 {
-            // What its owner may not do stays so: a folder may be read-only on purpose.
+            // Restrictions on the owner stay: a folder may be read-only on purpose.
             let _ = rustix::fs::fchmod(&folder, Mode::from_raw_mode(stat.st_mode & 0o700));
         }
         Ok(PrivateFolder { path, folder })
     }
 
-    /// Makes a folder inside with a name that nobody had before.
+    /// Creates a folder inside, with a new name.
     pub fn new_folder(&self, prefix: &str) -> Result<PrivateFolder, NotPrivate> {
         for _ in 0..100 {
             let path = self.path.join(format!("{prefix}{}", unused_name()));
             match mkdirat(&self.folder, name_of(&path)?, Mode::from_raw_mode(0o700)) {
                 Ok(()) => {
-                    // A umask may have taken rights from ourselves.
+                    // The umask may have removed our own rights.
                     let _ = rustix::fs::chmodat(
                         &self.folder,
                         name_of(&path)?,
@@ -205,7 +206,7 @@ impl PrivateFolder {
         Err(NotPrivate::refused(&self.path, Errno::EXIST))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -218,17 +219,17 @@ impl PrivateFolder {
         Ok(names.filter(|name| name != "." && name != "..").collect())
     }
 
-    /// Opens a plain file of ours; never follows, never waits.
+    /// Opens a plain file of ours; follows no link and waits for nothing.
     pub fn open_file(&self, name: &str) -> Result<File, NotPrivate> {
         self.open_with(name, OFlags::RDONLY)
     }
 
-    /// Opens a plain file of ours that is there, to read it and to add to it.
+    /// Opens an existing plain file of ours for reading and appending.
     pub fn open_existing_file(&self, name: &str) -> Result<File, NotPrivate> {
         self.open_with(name, OFlags::RDWR | OFlags::APPEND)
     }
 
-    /// Opens a plain file of ours for writing; it is made if it is not there, for us alone. For locks and logs.
+    /// Opens a plain file of ours for writing, and creates it for us alone if needed. For locks and logs.
     pub fn open_or_make_file(&self, name: &str) -> Result<File, NotPrivate> {
         self.open_with(name, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)
     }
@@ -249,7 +250,7 @@ impl PrivateFolder {
         Ok(File::from(file))
     }
 
-    /// The contents of a plain file of ours; none if it is not there.
+    /// The contents of a plain file of ours; `None` if it does not exist.
     pub fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, NotPrivate> {
         let mut file = match self.open_file(name) {
             Ok(file) => file,
@@ -266,7 +267,7 @@ impl PrivateFolder {
         Ok(Some(contents))
     }
 
-    /// Writes a file under that name, for us alone: whole or not at all, over what was there.
+    /// Writes a file for us alone: whole or not at all, replacing what was there.
     pub fn write(&self, name: &str, contents: &[u8]) -> Result<(), NotPrivate> {
         let path = self.path.join(name);
         let (temporary, mut file) = self.new_file(".new-")?;
@@ -281,7 +282,7 @@ impl PrivateFolder {
         placed
     }
 
-    /// A new file with a name that nobody had before.
+    /// Creates a file with a new name.
     fn new_file(&self, prefix: &str) -> Result<(String, File), NotPrivate> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..100 {
@@ -295,12 +296,12 @@ impl PrivateFolder {
         Err(NotPrivate::refused(&self.path, Errno::EXIST))
     }
 
-    /// Removes a file, or a link itself; whether it was there.
+    /// Removes a file, or the link itself. Returns whether it existed.
     pub fn remove(&self, name: &str) -> bool {
         unlinkat(&self.folder, name, AtFlags::empty()).is_ok()
     }
 
-    /// Removes the folder with the files in it. Folders inside, which nobody of us makes, are left with it.
+    /// Removes the folder with its files. It stays if it contains folders, which we never create.
     pub fn remove_all(self) -> io::Result<()> {
         for name in self.names()? {
             let _ = unlinkat(&self.folder, &name, AtFlags::empty());
@@ -314,18 +315,18 @@ impl PrivateFolder {
     }
 }
 
-/// The nearest folder on the way to a path that is there.
+/// The nearest existing parent of a path.
 fn nearest(path: &Path) -> &Path {
     let there = |folder: &&Path| statat(CWD, *folder, AtFlags::empty()).is_ok();
     path.ancestors().find(there).unwrap_or(Path::new("/"))
 }
 
-/// One name, and no way to anywhere else.
+/// Whether it is a single name that leads nowhere else.
 fn name_of(path: &Path) -> Result<&std::ffi::OsStr, NotPrivate> {
     path.file_name().ok_or_else(|| NotPrivate::WrongKind { path: path.to_owned(), wanted: "name" })
 }
 
-/// Makes a folder and those above it, each for us alone.
+/// Creates a folder and its parents, each for us alone.
 fn make(path: &Path) -> Result<(), NotPrivate> {
     match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => return Ok(()),
@@ -333,14 +334,14 @@ fn make(path: &Path) -> Result<(), NotPrivate> {
         Err(errno) => return Err(NotPrivate::refused(path, errno)),
     }
     if let Some(above) = path.parent() {
-        // A link to a folder is fine above: it is looked through when the folder is checked.
+        // A parent may be a link to a folder: checking the folder resolves it.
         if !above.is_dir() {
             make(above)?;
         }
     }
     match mkdirat(CWD, path, Mode::from_raw_mode(0o700)) {
         Ok(()) => {
-            // A umask may have taken rights from ourselves.
+            // The umask may have removed our own rights.
             let _ = rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(0o700), AtFlags::empty());
             Ok(())
         }
@@ -349,15 +350,15 @@ fn make(path: &Path) -> Result<(), NotPrivate> {
     }
 }
 
-/// Different in each process, thread and moment. That it is unused is for `O_EXCL` to tell.
+/// A name that differs in each process, thread and moment. `O_EXCL` makes sure that it is unused.
 fn unused_name() -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let nanoseconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |it| it.subsec_nanos());
     format!("{:x}-{:x}-{nanoseconds:x}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Whether what is there under a name can only have been written by us: a plain file of ours, not a link, that nobody
-/// else may write. Nothing there is a separate error, see [`NotPrivate::is_missing`].
+/// Whether only we can have written what has this name: a plain file of ours, not a link, that nobody else may write.
+/// A missing file is a separate error, see [`NotPrivate::is_missing`].
 pub fn check_file(path: &Path) -> Result<(), NotPrivate> {
     let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| NotPrivate::refused(path, errno))?;
     if !is_kind(&stat, FileType::RegularFile) {

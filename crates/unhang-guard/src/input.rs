@@ -1,8 +1,8 @@
-//! Files that somebody named to be read: nothing is read without end, and nobody is waited for without end.
+//! Reads files that somebody named, with limits on size and waiting.
 //!
-//! [`read_plain`] is for files of ours or of a machine's description, where anything but a plain file is a trap. [`read_named`] is for
-//! what a user names on the command line: that may be a pipe (`<(env)`, `/dev/stdin`), so it is read, with a limit on its size and on
-//! the time in which nothing arrives.
+//! [`read_plain`] is for our own files and those of a machine's description, where anything but a plain file is a
+//! trap. [`read_named`] is for what a user names on the command line. That may be a pipe (`<(env)`, `/dev/stdin`), so
+//! it has a limit on size and on the time without data.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// How long a pipe may bring nothing.
+/// How long a pipe may deliver nothing.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 fn refused(kind: io::ErrorKind, message: String) -> io::Error {
@@ -26,12 +26,12 @@ fn too_large(limit: u64) -> io::Error {
     refused(io::ErrorKind::FileTooLarge, format!("it has more than {limit} bytes, the most that is read"))
 }
 
-/// Opens without waiting for a pipe's other end; links are followed.
+/// Opens without waiting for a pipe's other end; follows links.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32).open(path)
 }
 
-/// Opens a plain file; anything else is an error at once.
+/// Opens a plain file; anything else fails at once.
 pub fn open_plain(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     match file.metadata()?.is_file() {
@@ -51,7 +51,7 @@ fn up_to(file: File, limit: u64) -> io::Result<Vec<u8>> {
     if contents.len() as u64 > limit { Err(too_large(limit)) } else { Ok(contents) }
 }
 
-/// The contents of what a user named: a plain file, a pipe, a device that brings so much and no more.
+/// The contents of what a user named: a plain file, a pipe, or a device that delivers a limited amount.
 pub fn read_named(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     read_within(path, limit, PATIENCE)
 }
@@ -87,7 +87,8 @@ fn read_within(path: &Path, limit: u64, patience: Duration) -> io::Result<Vec<u8
     }
 }
 
-/// Until there is something to read, or the other end is closed. A pipe that nobody has opened to write is waited for, too.
+/// Waits until there is something to read, or the other end is closed. Also waits for a pipe that nobody has opened
+/// for writing.
 fn wait(file: &File, patience: Duration) -> io::Result<()> {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
     loop {

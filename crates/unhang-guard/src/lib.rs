@@ -1,12 +1,12 @@
-//! What keeps others on the same machine out of our files, our processes and our terminal.
+//! Keeps others on the same machine out of our files, our processes and our terminal.
 //!
-//! [`folder`] holds files that are this user's alone, and everything that is kept between processes and believed
-//! afterwards is in such a folder. [`process`] tells processes apart, so that a signal meets the one that was meant.
-//! [`input`] reads files that somebody named, with an end to it. `sqlite` opens databases that others wrote. [`text`] is the one filter through which text from outside reaches people, and
-//! [`time`] reads the times that people write.
+//! [`folder`] holds files that belong to this user alone; everything that is kept between processes and believed
+//! later is in such a folder. [`process`] tells processes apart, so that a signal reaches the right one. [`input`]
+//! reads files that somebody named, with limits. `sqlite` opens databases that others wrote. [`text`] is the one
+//! filter for outside text that people see, and [`time`] reads times as people write them.
 //!
-//! It knows nothing of GPUs, torch or stores, and it has no dependency but the system's own calls: the shield, which
-//! runs in other people's processes, stands on it too.
+//! It knows nothing about GPUs, torch or stores, and depends only on the system's own calls, because the shield,
+//! which runs in other people's processes, uses it too.
 
 #![forbid(unsafe_code)]
 

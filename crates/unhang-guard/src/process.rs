@@ -1,8 +1,8 @@
-//! Processes told apart, and reached without meeting another.
+//! Tells processes apart, and reaches the right one.
 //!
-//! A process id alone names nobody: ids come round again, and mean something else in another namespace or after a
-//! reboot. An [`Identity`] says which process is meant, a [`Handle`] holds on to it: by a pidfd, or on kernels before
-//! 5.3 by looking at the start time again before each signal.
+//! A process id alone identifies nobody: ids are reused, and mean something else in another namespace or after a
+//! reboot. An [`Identity`] says which process is meant. A [`Handle`] holds on to it by a pidfd, or on kernels before
+//! 5.3 by checking the start time before each signal.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,19 +12,19 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-/// How often a process is looked at where nothing tells of its end.
+/// How often to poll a process where nothing reports its end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A process, told apart from all others, also across reboots and containers.
+/// Identifies a process, also across reboots and containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The boot of the machine.
+    /// The machine's boot.
     pub boot: String,
     /// The process-id namespace.
     pub namespace: String,
-    /// The process id there.
+    /// The process id in that namespace.
     pub pid: u32,
-    /// When it started, in clock ticks since the boot.
+    /// Its start, in clock ticks since boot.
     pub started: String,
 }
 
@@ -35,12 +35,12 @@ impl Identity {
         Identity { boot: boot(), namespace: namespace(), pid, started: started(pid).unwrap_or_default() }
     }
 
-    /// Whether the process is of this boot and this namespace, so that its id means here what it means there.
+    /// Whether the process is of this boot and namespace, so that its id has the same meaning here.
     pub fn is_of_here(&self) -> bool {
         self.boot == boot() && self.namespace == namespace()
     }
 
-    /// Whether it lives; always false for one of another boot or namespace.
+    /// Whether it is alive; always false for another boot or namespace.
     pub fn is_alive(&self) -> bool {
         self.is_of_here() && started(self.pid).is_some_and(|since| since == self.started)
     }
@@ -53,22 +53,22 @@ fn word(text: Option<String>) -> String {
     if word.is_empty() { "-".to_owned() } else { word }
 }
 
-/// The name of this boot of the machine, or `-`.
+/// The identifier of this boot, or `-`.
 pub fn boot() -> String {
     word(fs::read_to_string("/proc/sys/kernel/random/boot_id").ok())
 }
 
-/// The name of this process's namespace of process ids, or `-`.
+/// The identifier of this process's id namespace, or `-`.
 pub fn namespace() -> String {
     word(fs::read_link("/proc/self/ns/pid").ok().map(|link| link.display().to_string()))
 }
 
-/// For how many seconds the machine has been up, sleep included: a clock that nobody sets.
+/// The machine's uptime in seconds, including sleep: a clock that nobody sets.
 pub fn uptime() -> Option<i64> {
     fs::read_to_string("/proc/uptime").ok()?.split('.').next()?.parse().ok()
 }
 
-/// When the process started, in clock ticks since boot; none if there is no such process or it is a zombie.
+/// The process's start, in clock ticks since boot; `None` if there is no such process or it is a zombie.
 pub fn started(pid: u32) -> Option<String> {
     let stat = stat(pid)?;
     if matches!(state_in(&stat)?, 'Z' | 'X') {
@@ -77,13 +77,13 @@ pub fn started(pid: u32) -> Option<String> {
     field_in(&stat, 22).map(str::to_owned)
 }
 
-/// The state letter of a process in the kernel's own words, such as `D` for a sleep that no signal ends.
+/// The process's state letter from the kernel, such as `D` for a sleep that no signal ends.
 pub fn state(pid: u32) -> Option<char> {
     state_in(&stat(pid)?)
 }
 
-/// For how long the thread of a process that waited longest was ready to run and had no processor to run on; zero where the kernel
-/// keeps no such count.
+/// How long the longest-waiting thread of a process was ready to run but had no processor; zero if the kernel does
+/// not count that.
 pub fn waited_for_a_processor(pid: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let waited = threads.filter_map(|thread| {
@@ -93,7 +93,7 @@ pub fn waited_for_a_processor(pid: u32) -> Duration {
     Duration::from_nanos(waited.max().unwrap_or(0))
 }
 
-/// The process that started it, or that took it over.
+/// The parent process, or the one that adopted it.
 pub fn parent(pid: u32) -> Option<u32> {
     field_in(&stat(pid)?, 4)?.parse().ok()
 }
@@ -101,7 +101,7 @@ pub fn parent(pid: u32) -> Option<u32> {
 /// Whether one process descends from another.
 pub fn descends_from(pid: u32, ancestor: u32) -> bool {
     let mut current = pid;
-    // A tree of processes is no deeper than there are ids; ids that change while we look must not lead in circles.
+    // A process tree is no deeper than the number of ids. Ids that change while we look must not lead in circles.
     for _ in 0..4096 {
         match parent(current) {
             Some(0) | None => return false,
@@ -112,14 +112,14 @@ pub fn descends_from(pid: u32, ancestor: u32) -> bool {
     false
 }
 
-/// Whether a process was started with that variable set so. None where its environment cannot be read.
+/// Whether a process was started with that value of the variable. `None` if its environment cannot be read.
 pub fn was_started_with(pid: u32, name: &str, value: &[u8]) -> Option<bool> {
     let wanted = [name.as_bytes(), b"=", value].concat();
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     Some(environment.split(|byte| *byte == 0).any(|variable| variable == wanted))
 }
 
-/// The processes of this user, as far as they can be seen.
+/// This user's processes, as far as they are visible.
 pub fn all_of_ours() -> Vec<u32> {
     use std::os::unix::fs::MetadataExt;
     let us = rustix::process::geteuid().as_raw();
@@ -133,8 +133,8 @@ fn stat(pid: u32) -> Option<String> {
     fs::read(format!("/proc/{pid}/stat")).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A field of `/proc/<pid>/stat`, counted from 1 as the manual does. The name in field 2 may hold spaces and
-/// parentheses, so count from its end: `4242 (a (b) c) S 1 4242 …`.
+/// A field of `/proc/<pid>/stat`, counted from 1 as in the manual. The name in field 2 may contain spaces and
+/// parentheses, so this counts from its end: `4242 (a (b) c) S 1 4242 …`.
 fn field_in(stat: &str, number: usize) -> Option<&str> {
     stat[stat.rfind(')')? + 1..].split_whitespace().nth(number.checked_sub(3)?)
 }
@@ -143,17 +143,17 @@ fn state_in(stat: &str) -> Option<char> {
     field_in(stat, 3)?.chars().next()
 }
 
-/// A process that is held on to: whatever is done through it meets that process or none.
+/// Holds on to a process: every operation reaches that process or none.
 #[derive(Debug)]
 pub struct Handle {
     pid: Pid,
     started: String,
-    /// Where the kernel has none, the start time is compared.
+    /// Without a pidfd, the start time is compared.
     descriptor: Option<OwnedFd>,
 }
 
 impl Handle {
-    /// Holds on to the process that has this id now, if there is one. Id 1 and those below are never meant.
+    /// Holds on to the process that has this id now, if there is one. Rejects ids up to 1.
     pub fn of(pid: u32) -> Option<Handle> {
         let raw = i32::try_from(pid).ok().filter(|pid| *pid > 1)?;
         let id = Pid::from_raw(raw)?;
@@ -161,14 +161,14 @@ impl Handle {
         let descriptor = match pidfd_open(id, PidfdFlags::empty()) {
             Ok(descriptor) => Some(descriptor),
             Err(Errno::SRCH) => return None,
-            // Kernels before 5.3, and filters of containers that do not know the call.
+            // Kernels before 5.3, and container filters that do not know the call.
             Err(_) => None,
         };
-        // The id may have changed hands between the two looks.
+        // The id may have been reused between the two checks.
         (started(pid)? == before).then_some(Handle { pid: id, started: before, descriptor })
     }
 
-    /// Holds on to a child that was started and has not been waited for: its id is its own, even if it has ended.
+    /// Holds on to a child that has not been waited for: its id stays its own, even after it has ended.
     pub fn of_child(child: &std::process::Child) -> Handle {
         let descriptor = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).ok();
         Handle { pid: Pid::from_child(child), started: started(child.id()).unwrap_or_default(), descriptor }
@@ -179,17 +179,17 @@ impl Handle {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// What becomes readable when it has ended, where the kernel has that.
+    /// The descriptor that becomes readable when it ends, if the kernel has that.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the kernel's handle, or the start time, says that it is the process with that start time.
+    /// Whether the pidfd, or the start time, confirms that this is the process with that start time.
     pub fn started_at(&self, started: &str) -> bool {
         self.started == started
     }
 
-    /// Whether it has ended; one that nobody has waited for yet has.
+    /// Whether it has ended; a zombie has.
     pub fn has_ended(&self) -> bool {
         match &self.descriptor {
             Some(descriptor) => poll(descriptor, Duration::ZERO),
@@ -197,7 +197,7 @@ impl Handle {
         }
     }
 
-    /// Waits until it has ended; false when the time was up first.
+    /// Waits until it has ended. Returns false if the time is up first.
     pub fn wait_until(&self, until: Instant) -> bool {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -223,7 +223,7 @@ impl Handle {
     }
 }
 
-/// Whether the process behind a pidfd has ended, within that time.
+/// Whether the process behind a pidfd ends within that time.
 fn poll(descriptor: &OwnedFd, time: Duration) -> bool {
     let limit = Timespec { tv_sec: time.as_secs().min(1 << 30) as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];

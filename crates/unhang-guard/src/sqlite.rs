@@ -1,5 +1,5 @@
-//! SQLite databases that somebody else wrote. Their schema is a program: triggers, views and generated columns run when
-//! the file is read or changed, and can make gigabytes out of nothing.
+//! SQLite databases that somebody else wrote. A schema is a program: triggers, views and generated columns run when
+//! the file is read or changed, and can produce gigabytes out of nothing.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
 use rusqlite::{Connection, OpenFlags};
 
-/// Values in a database are no longer than the file that holds them; this much more is allowed.
+/// Values in a database are no longer than its file; this much more is allowed.
 const SPARE: u64 = 1 << 20;
-/// More than any value that is read from such a database.
+/// More than any value that we read from such a database.
 const LONGEST: u64 = 1 << 30;
 
-/// Turns off what a schema from outside could run, and bounds every value by the size of the file.
+/// Turns off everything that a foreign schema could run, and limits every value to the size of the file.
 pub fn harden(connection: &Connection, file_length: u64) -> rusqlite::Result<()> {
     for (setting, value) in [
         (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
@@ -28,7 +28,7 @@ pub fn harden(connection: &Connection, file_length: u64) -> rusqlite::Result<()>
     Ok(())
 }
 
-/// Opens a database of somebody else's for reading: nothing is changed, not even by recovering a journal next to it.
+/// Opens somebody else's database for reading. It changes nothing, not even by recovering a journal next to it.
 pub fn open_untrusted(path: &Path) -> rusqlite::Result<Connection> {
     let waiting =
         path.with_file_name(format!("{}-wal", path.file_name().and_then(|name| name.to_str()).unwrap_or_default()));
@@ -40,7 +40,7 @@ pub fn open_untrusted(path: &Path) -> rusqlite::Result<Connection> {
             other => address.push_str(&format!("%{other:02X}")),
         }
     }
-    // Someone may be writing while there is a write-ahead log; otherwise no lock is taken and no file is made.
+    // If there is a write-ahead log, someone may be writing. Otherwise this takes no lock and creates no file.
     address.push_str(if in_use { "?mode=ro" } else { "?mode=ro&immutable=1" });
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(address, flags)?;
@@ -48,8 +48,8 @@ pub fn open_untrusted(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// What a database holds apart from plain tables and indexes, in words, or nothing: triggers, views, virtual tables, and
-/// columns that are computed. Neither MIOpen nor we make any.
+/// What a database contains apart from plain tables and indexes, in words, or nothing: triggers, views, virtual
+/// tables and computed columns. Neither MIOpen nor we create any.
 pub fn programs_in(connection: &Connection) -> rusqlite::Result<Option<String>> {
     let mut objects = connection.prepare("SELECT type, name, coalesce(sql, '') FROM sqlite_master")?;
     let mut rows = objects.query([])?;

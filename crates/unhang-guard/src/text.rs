@@ -1,9 +1,9 @@
-//! The one filter for text that came from outside: file names, symbols of code objects, what other programs said.
+//! The one filter for outside text: file names, symbols of code objects, output of other programs.
 
 use std::borrow::Cow;
 
-/// Whether a character is shown as it is. Control characters drive a terminal (C1 codes too: U+009B is an escape
-/// sequence by itself), and characters that turn the direction of writing or take no room make text look like another.
+/// Whether a character may be shown. Control characters drive a terminal (C1 codes too: U+009B alone starts an escape
+/// sequence). Characters that reverse the writing direction or have no width disguise text.
 pub fn is_plain(c: char) -> bool {
     let is_hidden = matches!(
         c,
@@ -20,7 +20,7 @@ pub fn is_plain(c: char) -> bool {
     !c.is_control() && !is_hidden
 }
 
-/// The text with everything replaced that could drive a terminal or disguise what is written. Line ends and tabs stay.
+/// Replaces everything that could drive a terminal or disguise text. Line ends and tabs stay.
 ///
 /// ```
 /// assert_eq!(unhang_guard::printable("a\x1b[31mb\u{9b}c\u{202e}d\n"), "a\u{fffd}[31mb\u{fffd}c\u{fffd}d\n");
@@ -34,9 +34,8 @@ pub fn printable_line(text: &str) -> String {
     printable(text).replace(['\n', '\t'], " ")
 }
 
-/// As part of a file's name: letters, digits, `.`, `_` and `-` stay, anything else becomes `_`, and it is no longer
-/// than file systems take with something added to it. It never leads anywhere: no separator is left, and a name that
-/// begins with a dot gets a `_` in front.
+/// Text as part of a file's name. Letters, digits, `.`, `_` and `-` stay; anything else becomes `_`. It is short
+/// enough for file systems with something appended. It contains no separator, and a leading dot gets a `_` in front.
 ///
 /// ```
 /// assert_eq!(unhang_guard::text::file_name("gfx1030/../../x"), "gfx1030_.._.._x");
@@ -49,7 +48,7 @@ pub fn file_name(text: &str) -> String {
     if name.is_empty() || name.starts_with('.') { format!("_{name}") } else { name }
 }
 
-/// Bytes from outside as text that may be shown.
+/// Outside bytes as text that may be shown.
 pub fn printable_bytes(bytes: &[u8]) -> String {
     let text: Cow<'_, str> = String::from_utf8_lossy(bytes);
     printable(&text)

@@ -1,11 +1,11 @@
-//! Lengths of time as people write them, in flags and in variables: `90`, `90s`, `1.5m`, `2h`, `500ms`.
+//! Durations as people write them, in flags and in variables: `90`, `90s`, `1.5m`, `2h`, `500ms`.
 
 use std::time::Duration;
 
-/// Longer is a slip of the finger: 31 years.
+/// Anything longer is a typing mistake: 31 years.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 
-/// A length of time: a number with ms, s, m or h; seconds where nothing is said.
+/// A duration: a number with ms, s, m or h; seconds if there is no unit.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,7 +32,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a time that must be above 0: with no time at all everything would be late.
+/// Reads a duration above 0: with a limit of zero, everything would be late.
 pub fn deadline(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err(format!("'{text}' is no deadline: expected a time above 0, such as 90s or 5m")),

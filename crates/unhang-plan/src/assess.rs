@@ -1,4 +1,4 @@
-//! What each engine is worth for one convolution, before any strategy is asked.
+//! Judges each engine for one convolution, before any strategy.
 
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
@@ -7,22 +7,22 @@ use unhang_evidence::{Evidence, Finding, rules};
 use crate::plan::Reference;
 use crate::situation::{Availability, Situation};
 
-/// What an engine is worth for a convolution.
+/// How far an engine can be trusted with a convolution.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Worth {
-    /// It cannot or must not be used; why.
+    /// It cannot or must not be used, and why.
     Out(String),
-    /// It was seen here to work; in which time, if measured.
+    /// It worked here; how long it took, if measured.
     Proven(Option<f64>),
     /// There is no evidence against it.
     Open,
     /// Somebody claims that it does not work; who.
     Suspect(String),
-    /// On this affected card nobody has seen it work yet; why not.
+    /// Nobody has seen it work on this affected card; why not.
     Unproven(String),
 }
 
-/// An engine with its worth and what that rests on.
+/// An engine, the judgement and its evidence.
 #[derive(Debug, Clone)]
 pub(crate) struct Assessment {
     pub(crate) engine: EngineName,
@@ -30,13 +30,14 @@ pub(crate) struct Assessment {
     pub(crate) references: Vec<Reference>,
 }
 
-/// Weighs one engine.
+/// Judges one engine.
 pub(crate) fn assess(problem: &Problem, engine: EngineName, situation: &Situation, evidence: &Evidence) -> Assessment {
     let variant = if engine == EngineName::Miopen { situation.miopen_variant.as_str() } else { "" };
     let finding = evidence.about(problem, engine, variant);
     let mut references: Vec<Reference> = finding.iter().map(Reference::to_finding).collect();
     let mut suspicions = Vec::new();
-    // Claims are about affected cards; elsewhere torch is left alone, and a stranger's file must not change that.
+    // Claims are about affected cards. Elsewhere unhang leaves torch alone, and a stranger's file must not change
+    // that.
     if situation.is_endangered() {
         let claim = finding.as_ref().filter(|it| !it.is_proof() && !it.is_refutation());
         suspicions.extend(claim.map(Finding::to_string));

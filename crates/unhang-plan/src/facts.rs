@@ -1,40 +1,40 @@
-//! From facts to a situation: the one place that says what canaries and the state of a machine allow.
+//! From facts to a situation: the only place that decides what canaries and a machine's state allow.
 //!
-//! Every face gathers [`Facts`] in its own way (the command line reads files, the torch face asks torch, the one at
-//! MIOpen's boundary has neither), and all of them get their [`Situation`] here.
+//! Every face gathers [`Facts`] in its own way: the command line reads files, the torch face asks torch, and MIOpen's
+//! boundary has neither. All of them get their [`Situation`] here.
 
 use unhang_engine::{EngineName, Verdict};
 
 use crate::situation::{Availability, Device, MiopenFamilies, Situation};
 
-/// What is known of the device that tensors are on, before any judgement.
+/// The facts about the tensors' device, before any judgement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Where the tensors live.
     pub device: Device,
-    /// Whether that device is an RDNA1 card, or is played by one.
+    /// Whether that device is an RDNA1 card, or a rehearsal of one.
     pub affected: bool,
-    /// Whether the runtime believes in another chip.
+    /// Whether the runtime takes the card for another chip.
     pub spoofed: bool,
-    /// Whether code for another chip is repaired as it is loaded.
+    /// Whether code for another chip is repaired as it loads.
     pub shielded: bool,
-    /// MIOpen's solver families that are left on, where some are not.
+    /// The MIOpen solver families that are on, if some are off.
     pub miopen_families: Option<MiopenFamilies>,
-    /// Engines that are not here, and why.
+    /// Engines that are missing here, and why.
     pub absent: Vec<(EngineName, String)>,
-    /// The canaries that are evidence for an engine on this device. Those of our own kernels count wherever they are named, which
-    /// is on every AMD chip: on most of them nobody has seen these kernels run. The others count on affected cards alone.
+    /// The canaries that are evidence for an engine on this device. Those of our own kernels count on every AMD chip,
+    /// because nobody has seen these kernels run on most of them. The others count on affected cards only.
     pub canaries: Vec<CanaryFact>,
 }
 
-/// One canary, whether it has run or not.
+/// One canary, whether or not it has run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CanaryFact {
     /// The engine that it is about.
     pub engine: EngineName,
-    /// The part of it, such as a kernel family; empty where it is about the whole.
+    /// The part of the engine, such as a kernel family; empty for the whole engine.
     pub part: String,
-    /// How it ended in a child process, and the detail; none where it has not run.
+    /// Its verdict and detail from a child process; `None` if it has not run.
     pub ended: Option<(Verdict, String)>,
 }
 
@@ -67,7 +67,7 @@ impl Facts {
         self.of(engine).filter(works).map(|canary| canary.part.as_str())
     }
 
-    /// What these facts allow. On an affected card nothing is available that has not passed a canary.
+    /// What these facts allow. On an affected card no engine is available before it passes a canary.
     pub fn situation(&self) -> Situation {
         if self.device == Device::Cpu {
             return Situation { affected: self.affected, ..Situation::cpu_tensors() };
@@ -95,8 +95,8 @@ impl Facts {
             return Availability::Available;
         }
         let passed = self.passed(engine).next().is_some();
-        // MIOpen fails at some sizes and not at others: that a few worked says nothing about the next. Evidence of the
-        // very convolution may let it run.
+        // MIOpen fails at some sizes and works at others, so a few that work say nothing about the next. Evidence for
+        // the very same convolution may still allow it.
         if passed && engine != EngineName::Miopen {
             return Availability::Available;
         }
@@ -112,7 +112,7 @@ impl Facts {
 }
 
 impl CanaryFact {
-    /// What went wrong, in words that follow "its canary".
+    /// What went wrong, in words that continue "its canary".
     fn failure(&self) -> Option<String> {
         let (verdict, detail) = self.ended.as_ref()?;
         let word = match verdict {

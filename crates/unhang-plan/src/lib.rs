@@ -1,9 +1,8 @@
 //! Which engine computes a convolution, and why.
 //!
-//! [`plan`] is a pure function: of the convolution, what the user asked for ([`Settings`]), what is here
-//! ([`Situation`]) and what is known ([`Evidence`](unhang_evidence::Evidence)). A [`Plan`] carries its reason in words
-//! that a person can check, and the order to fall through when an engine fails. Plans are kept by who asks for
-//! them, under everything that its calls depend on.
+//! [`plan`] is a pure function of the convolution, the user's [`Settings`], what is available ([`Situation`]) and
+//! what is known ([`Evidence`](unhang_evidence::Evidence)). A [`Plan`] states its reason in words that a person can
+//! check, and the order of fallbacks. Callers keep plans, under everything that their calls depend on.
 //!
 //! This crate does no I/O, runs no engine, and must not know torch or how a machine is inspected: the caller describes
 //! both as [`Facts`], and [`Facts::situation`] is the one judgement of what they allow.

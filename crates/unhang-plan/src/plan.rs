@@ -5,16 +5,16 @@ use std::fmt;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Finding, RecordSource, rules::Rule};
 
-/// A piece of evidence that a plan rests on.
+/// A piece of evidence behind a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
-    /// The engine that it is about.
+    /// The engine that it concerns.
     pub engine: EngineName,
-    /// How it ended, or is claimed to end.
+    /// The observed or claimed result.
     pub verdict: Verdict,
-    /// Where it comes from.
+    /// Its source.
     pub source: RecordSource,
-    /// All of it in words.
+    /// The whole of it in words.
     pub text: String,
 }
 
@@ -47,20 +47,20 @@ pub struct TilePlan {
 /// Which engine computes a convolution, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The choice first, then those to fall through to when one fails. Never empty, and none twice.
+    /// The chosen engine first, then the fallbacks. Never empty, and no engine appears twice.
     pub engines: Vec<EngineName>,
-    /// How to tile, when `tiled` is among the engines.
+    /// The tiling, if `tiled` is among the engines.
     pub tile: Option<TilePlan>,
     /// Why, in words that a person can check.
     pub reason: String,
-    /// What the reason rests on.
+    /// The evidence behind the reason.
     pub evidence: Vec<Reference>,
-    /// What a person should be told once.
+    /// Warnings that a person should see once.
     pub warnings: Vec<String>,
 }
 
 impl Plan {
-    /// The engine that is to compute.
+    /// The engine that computes.
     pub fn choice(&self) -> EngineName {
         self.engines.first().copied().unwrap_or(EngineName::Cpu)
     }

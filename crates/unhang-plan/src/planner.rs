@@ -13,8 +13,8 @@ use EngineName::{Aten, Cpu, Jit, Miopen, Tiled};
 
 /// Makes a plan.
 ///
-/// What was seen here not to work is out whatever the strategy: a process that was restarted after a hang must not walk
-/// into it again. Suspicions (rules, imports) move `auto` only; the literal strategies warn of them and go on.
+/// Whatever failed here is excluded, whatever the strategy: a process restarted after a hang must not repeat it.
+/// Suspicions (rules, imports) influence `auto` only; the literal strategies warn about them and go on.
 pub fn plan(problem: &Problem, settings: &Settings, situation: &Situation, evidence: &Evidence) -> Plan {
     let planner = Planner::new(problem, settings, situation, evidence);
     match settings.strategy {
@@ -32,11 +32,11 @@ struct Planner<'a> {
     problem: &'a Problem,
     settings: &'a Settings,
     situation: &'a Situation,
-    /// The engines that compute by themselves, in the order in which they are preferred when nothing is known.
+    /// The engines that compute by themselves, in order of preference when nothing is known.
     field: [Assessment; 4],
 }
 
-/// An order of engines with the words for it.
+/// An order of engines, and the words for it.
 struct Order {
     engines: Vec<EngineName>,
     reason: String,
@@ -58,14 +58,14 @@ impl<'a> Planner<'a> {
         matches!(self.worth(engine), Worth::Out(_))
     }
 
-    /// The engines that were seen to work, the fastest measured first, then those without a time.
+    /// The engines that worked here: the fastest measured first, then those without a time.
     fn proven(&self) -> Vec<(EngineName, Option<f64>)> {
         let mut proven: Vec<(EngineName, Option<f64>)> = self
             .field
             .iter()
             .filter_map(|it| if let Worth::Proven(seconds) = it.worth { Some((it.engine, seconds)) } else { None })
             .collect();
-        // Stable, so that equals keep the order of preference.
+        // The sort is stable, so equal engines keep the order of preference.
         proven.sort_by(|a, b| a.1.unwrap_or(f64::INFINITY).total_cmp(&b.1.unwrap_or(f64::INFINITY)));
         proven
     }
@@ -103,8 +103,8 @@ impl<'a> Planner<'a> {
         if self.situation.is_endangered() { self.protect() } else { self.leave_alone() }
     }
 
-    /// A machine that is not affected, or tensors in the host's memory: torch's own choice, unless what was seen here
-    /// says otherwise.
+    /// A machine without an affected card, or tensors in host memory: torch's own choice, unless evidence from here
+    /// contradicts it.
     fn leave_alone(&self) -> Order {
         let own = self.situation.torch_engine();
         let what = match (self.situation.device, own) {
@@ -142,16 +142,16 @@ impl<'a> Planner<'a> {
         Order { engines, reason: what.to_owned(), warnings: Vec::new() }
     }
 
-    /// An affected card: what was seen to work, the fastest first; then what there is no evidence against; then the CPU.
+    /// An affected card: first what worked here, fastest first; then what has no evidence against it; then the CPU.
     fn protect(&self) -> Order {
         let proven = self.proven();
         let cpu_allowed = self.settings.cpu_fallback_enabled;
-        // MIOpen is what this is all about: on an affected card it comes in by proof only.
+        // MIOpen is the reason for all this. On an affected card it needs proof.
         let open: Vec<EngineName> =
             [Jit, Aten].into_iter().filter(|engine| *self.worth(*engine) == Worth::Open).collect();
         let mut engines: Vec<EngineName> = proven.iter().map(|it| it.0).collect();
-        // The CPU is a fallback, not a contender, while a GPU engine waits to be tried: else the first run on the CPU
-        // would settle the matter for good.
+        // The CPU is a fallback, not a competitor, while a GPU engine waits to be tried. Otherwise the first run on
+        // the CPU would decide for good.
         let untimed_cpu = proven.contains(&(Cpu, None));
         if !cpu_allowed || untimed_cpu || (!open.is_empty() && engines.first() == Some(&Cpu)) {
             engines.retain(|engine| *engine != Cpu);
@@ -181,7 +181,7 @@ impl<'a> Planner<'a> {
                 why
             }
         };
-        // Why the ones that would have come first did not; and MIOpen, which torch would have taken, wherever it stands.
+        // Why the engines that would have come first did not; and why not MIOpen, which torch would have used.
         let first = engines.first().copied().unwrap_or(Cpu);
         let before = self.field.iter().position(|it| it.engine == first).unwrap_or_default();
         let passed_over: Vec<String> = self
@@ -207,12 +207,12 @@ impl<'a> Planner<'a> {
         Order { engines, reason, warnings }
     }
 
-    /// Whether something was seen or claimed of MIOpen here, and not only that it was never tried.
+    /// Whether there is any observation or claim about MIOpen here, other than that it was never tried.
     fn speaks_against_miopen(&self) -> bool {
         matches!(self.worth(Miopen), Worth::Out(_) | Worth::Suspect(_))
     }
 
-    /// The CPU is not allowed and nothing is known to be safe: what is left, the least doubtful first.
+    /// The CPU is not allowed and nothing is known to be safe: takes what is left, least doubtful first.
     fn desperate(&self) -> (Vec<EngineName>, String) {
         let of = |wanted: fn(&Worth) -> bool| {
             [Jit, Aten, Miopen].into_iter().filter(move |engine| wanted(self.worth(*engine)))
@@ -250,7 +250,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What was asked for, unless it is not here or was seen not to work.
+    /// The requested engine, unless it is missing or failed here.
     fn literal(&self, wanted: EngineName, asked: String) -> Plan {
         let rest = self.auto_order();
         if wanted == Cpu && !self.settings.cpu_fallback_enabled {
@@ -276,7 +276,7 @@ impl<'a> Planner<'a> {
         self.finish(Order { engines, reason: asked, warnings })
     }
 
-    /// What was asked for cannot be: the order of `auto`, with the reason said.
+    /// The requested engine cannot be used: falls back to the order of `auto`, and says why.
     fn elsewhere(&self, rest: Order, asked: String, but: &str) -> Plan {
         let reason = format!("{asked}, {but}; {}", rest.reason);
         self.finish(Order { reason, ..rest })
@@ -284,7 +284,7 @@ impl<'a> Planner<'a> {
 
     // ---- ours ----
 
-    /// What was asked for, once it is proven.
+    /// The requested engine, once it is proven.
     fn proven_only(&self, wanted: EngineName, asked: &str) -> Plan {
         let rest = self.auto_order();
         let but = match self.worth(wanted) {
@@ -303,7 +303,7 @@ impl<'a> Planner<'a> {
         self.elsewhere(rest, asked.to_owned(), &but)
     }
 
-    /// Tiles small enough, computed by what is best for a tile.
+    /// Tiles that are small enough, computed by the best engine for a tile.
     fn tiled(&self, evidence: &Evidence) -> Plan {
         let whole = self.problem.lower().problem;
         let limit = self.settings.tile_limit.max(1);
@@ -327,18 +327,18 @@ impl<'a> Planner<'a> {
         engines.extend(self.auto_order().engines);
         let mut plan = self.finish(Order { engines, reason, warnings: within.warnings });
         plan.tile = Some(TilePlan { inner, output_limit });
-        // It is the tile that is computed: what is known of it comes first.
+        // The tile is what is computed, so evidence about the tile comes first.
         plan.evidence.splice(0..0, within.evidence);
         plan
     }
 }
 
-/// The most output pixels a side whose window is no larger than `limit`, and the convolution of one such tile.
+/// The most output pixels per side whose window is no larger than `limit`, and the convolution of one such tile.
 fn largest_tile(whole: &Problem, limit: usize) -> Option<(usize, Problem)> {
     let reach = |axis: usize| whole.dilation()[axis] * (whole.kernel()[axis] - 1) + 1;
     let outputs = |axis: usize| limit.saturating_sub(reach(axis)) / whole.stride()[axis] + 1;
     let output_limit = outputs(0).min(outputs(1));
-    // A tile's window holds its zeros, so no padding is left: see `unhang_conv::tile`.
+    // A tile's window includes its zeros, so there is no padding: see `unhang_conv::tile`.
     let window = |axis: usize| {
         let outputs = output_limit.min(whole.out_size()[axis]);
         ((outputs - 1) * whole.stride()[axis] + reach(axis)) as i64

@@ -1,5 +1,5 @@
-//! What a program sets for a whole process or for one layer: how to plan, and how to go about it. Defaults, validation and
-//! the text form are here, once, for every face.
+//! The settings of a whole process or of one layer: how to plan, and how to compute. Their defaults, validation and
+//! text form are here, once, for every face.
 
 use std::fmt;
 
@@ -10,20 +10,21 @@ use crate::strategy::Settings;
 pub struct ProcessSettings {
     /// How plans are made.
     pub plan: Settings,
-    /// Inside `tiled`: pad channel counts that are powers of two by one.
+    /// In `tiled`: adds one channel where the count is a power of two.
     pub pad_channels: bool,
-    /// Most mebibytes of the GPU's memory that our kernels may take as workspace for one convolution.
+    /// The most GPU memory, in MiB, that our kernels may use as workspace for one convolution.
     pub workspace_limit: usize,
     /// Whether our GPU kernels are tuned on first use.
     pub tune: bool,
     /// Print each decision once.
     pub verbose: bool,
-    /// Keep decisions; otherwise every call is planned again.
+    /// Keeps decisions; otherwise every call is planned again.
     pub cache_decisions: bool,
 }
 
 impl Default for ProcessSettings {
-    /// The planner's, but that a process leaves MIOpen's solver families as they are unless it is asked to narrow them.
+    /// The planner's defaults, except that a process leaves MIOpen's solver families alone unless asked to narrow
+    /// them.
     fn default() -> ProcessSettings {
         ProcessSettings {
             plan: Settings { implicit_gemm: false, ..Settings::default() },
@@ -45,12 +46,12 @@ pub enum Value {
     Number(i64),
     /// A name.
     Name(String),
-    /// Something else, as it is shown to a person.
+    /// Anything else, as shown to a person.
     Other(String),
 }
 
 impl fmt::Display for Value {
-    /// As Python shows it: tokens are in saved graphs.
+    /// As Python prints it: saved graphs contain tokens.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Flag(true) => f.write_str("True"),
@@ -61,7 +62,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A setting that cannot be: its name, what was found, what is expected.
+/// An invalid setting: its name, the value, and what is expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingError(String);
 
@@ -137,13 +138,13 @@ impl ProcessSettings {
         Ok(self)
     }
 
-    /// The settings as text. It means the same in every process and version, so a traced and saved graph may hold it.
+    /// The settings as text. Its meaning is the same in every process and version, so a saved graph may contain it.
     pub fn token(&self) -> String {
         let part = |name: &&str| format!("{name}={}", self.get(name).unwrap_or(Value::Other(String::new())));
         ProcessSettings::NAMES.iter().map(part).collect::<Vec<_>>().join(";")
     }
 
-    /// Reads [`ProcessSettings::token`] back; what it leaves out has its default, and what is unknown is an error.
+    /// Reads [`ProcessSettings::token`] back. Missing settings get their defaults; unknown ones are an error.
     pub fn from_token(token: &str) -> Result<ProcessSettings, SettingError> {
         let mut settings = ProcessSettings::default();
         for part in token.split(';').filter(|part| !part.is_empty()) {

@@ -1,4 +1,4 @@
-//! What is here, as a plain value that the caller makes.
+//! What is available here, as a plain value that the caller builds.
 
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
@@ -15,12 +15,12 @@ pub enum Device {
 /// Whether an engine can be used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Availability {
-    /// It is here, and on an affected card its canary passed.
+    /// It is available, and on an affected card its canary passed.
     Available,
-    /// It is not here; the reason in words, such as "this torch is built for CUDA".
+    /// It is not available; why, in words such as "this torch is built for CUDA".
     Absent(String),
-    /// It is here, and nobody has seen it work on this affected card yet; the reason in words, such as "its canary
-    /// has not run".
+    /// It is available, but nobody has seen it work on this affected card; why, in words such as "its canary has not
+    /// run".
     Unproven(String),
 }
 
@@ -46,8 +46,8 @@ impl MiopenFamilies {
     /// What the seeds' `implicit_gemm` leaves on.
     pub const IMPLICIT_GEMM_ONLY: MiopenFamilies =
         MiopenFamilies { gemm: false, implicit_gemm: true, winograd: false, direct: false, fft: false };
-    /// What each family is called, and the variable that switches it off when it is "0". Nothing else switches one, "1"
-    /// included.
+    /// The name of each family, and the variable that turns it off when set to "0". No other value has an effect, not
+    /// even "1".
     pub const VARIABLES: [(&'static str, &'static str); 5] = [
         ("gemm", "MIOPEN_DEBUG_CONV_GEMM"),
         ("implicit-gemm", "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"),
@@ -56,7 +56,7 @@ impl MiopenFamilies {
         ("fft", "MIOPEN_DEBUG_CONV_FFT"),
     ];
 
-    /// The families that an environment leaves on; none where it switches none off. `is_zero` says whether a variable is
+    /// The families that an environment leaves on; `None` if it turns none off. `is_zero` says whether a variable is
     /// "0".
     pub fn left_on(is_zero: impl Fn(&str) -> bool) -> Option<MiopenFamilies> {
         let [gemm, implicit_gemm, winograd, direct, fft] =
@@ -81,24 +81,24 @@ pub struct Engines {
     pub aten: Availability,
     /// Another engine in tiles.
     pub tiled: Availability,
-    /// Ours on the CPU.
+    /// Our CPU engine.
     pub cpu: Availability,
 }
 
-/// What is here and matters for a plan.
+/// Everything about this machine that matters to a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Situation {
     /// Whether an RDNA1 card is the accelerator.
     pub affected: bool,
-    /// Whether the runtime believes in another chip, so that code loaded from libraries was not compiled for this one.
+    /// Whether the runtime takes the card for another chip, so that code from libraries was compiled for that one.
     pub spoofed: bool,
-    /// Whether that code is repaired as it is loaded.
+    /// Whether that code is repaired as it loads.
     pub shielded: bool,
     /// Where the tensors live.
     pub device: Device,
-    /// MIOpen's solver families that remain, where that is known; none means that none were turned off.
+    /// The MIOpen solver families that are on, if known; `None` means that none was turned off.
     pub miopen_families: Option<MiopenFamilies>,
-    /// The profile or solver family under which MIOpen runs, as evidence names it; mostly empty.
+    /// The profile or solver family that MIOpen runs with, by its name in evidence; usually empty.
     pub miopen_variant: String,
     /// Whether each engine can be used.
     pub engines: Engines,
@@ -111,7 +111,7 @@ impl Situation {
         Situation { affected, spoofed: false, shielded: false, device, miopen_families: None, miopen_variant, engines }
     }
 
-    /// Tensors in the host's memory, where torch's own kernels and ours are.
+    /// Tensors in host memory, where torch's own kernels and ours are available.
     pub fn cpu_tensors() -> Situation {
         let gpu_only = Availability::Absent("it computes on a GPU and the tensors are in the host's memory".to_owned());
         Situation::new(false, Device::Cpu, gpu_only.clone(), Availability::Available, gpu_only)
@@ -134,7 +134,7 @@ impl Situation {
         Situation::new(true, Device::Accelerator, unproven.clone(), unproven, no_jit())
     }
 
-    /// This situation with an engine's availability changed.
+    /// This situation, with the availability of one engine changed.
     pub fn with(mut self, engine: EngineName, availability: Availability) -> Situation {
         *match engine {
             EngineName::Jit => &mut self.engines.jit,
@@ -157,7 +157,7 @@ impl Situation {
         }
     }
 
-    /// Whether the rules about RDNA1 cards apply: such a card is here and would compute.
+    /// Whether the rules about RDNA1 cards apply: there is such a card, and it would compute.
     pub fn is_endangered(&self) -> bool {
         self.affected && self.device == Device::Accelerator
     }
@@ -168,10 +168,11 @@ impl Situation {
         if self.device == Device::Accelerator && has_miopen { EngineName::Miopen } else { EngineName::Aten }
     }
 
-    /// Why MIOpen has no solver left for the convolution, if it has none.
+    /// Why MIOpen has no solver left for the convolution, if that is so.
     ///
-    /// Read in the sources of MIOpen 5.2.3, 5.7.1 and 6.2.2, not seen on a card. They say so of 3→64 3×3 at batch 1;
-    /// that fewer channels and other batches fare no better is an inference, and costs a plan on another engine only.
+    /// Read in the sources of MIOpen 5.2.3, 5.7.1 and 6.2.2, not seen on a card. The sources say it for 3→64 3×3 at
+    /// batch 1. That it also applies to fewer channels and other batches is inferred; if that is wrong, a plan uses
+    /// another engine and nothing else changes.
     pub fn no_solver_left(&self, problem: &Problem) -> Option<String> {
         let families = self.miopen_families?;
         let others = families.gemm || families.winograd || families.direct || families.fft;

@@ -9,7 +9,7 @@ use unhang_engine::EngineName;
 /// How a plan is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Strategy {
-    /// The fastest that is known to be safe here.
+    /// The fastest engine known to be safe here.
     #[default]
     Auto,
     /// MIOpen, with its other solver families turned off. As in the seeds.
@@ -61,7 +61,7 @@ impl fmt::Display for Strategy {
 impl FromStr for Strategy {
     type Err = UnknownName;
 
-    /// Upper case is taken too: the seeds print the names so.
+    /// Upper case is accepted too, because the seeds print the names that way.
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         Strategy::ALL.into_iter().find(|strategy| strategy.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
             UnknownName {
@@ -73,26 +73,25 @@ impl FromStr for Strategy {
     }
 }
 
-/// What the user set.
+/// The user's settings.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Settings {
     /// How plans are made.
     pub strategy: Strategy,
-    /// `selective`: the larger of height and width up to which MIOpen is used.
+    /// `selective`: the largest height or width at which MIOpen is used.
     pub size_threshold: usize,
-    /// Whether the CPU may compute what is on an accelerator.
+    /// Whether the CPU may compute convolutions of tensors on an accelerator.
     pub cpu_fallback_enabled: bool,
-    /// `implicit_gemm`: whether MIOpen's other solver families are turned off, without which the strategy leaves the
-    /// choice of solver to MIOpen.
+    /// `implicit_gemm`: whether to turn off MIOpen's other solver families. Otherwise MIOpen chooses the solver.
     pub implicit_gemm: bool,
-    /// `tiled`: the larger side of what one tile reads, halo included.
+    /// `tiled`: the largest side of a tile's window, halo included.
     pub tile_limit: usize,
-    /// `tiled`: the engine that computes the tiles; none leaves it to `auto`.
+    /// `tiled`: the engine that computes the tiles; `None` leaves the choice to `auto`.
     pub tile_engine: Option<EngineName>,
 }
 
 impl Default for Settings {
-    /// The seeds' defaults, and tiles of the largest size that none of the seeds saw hang.
+    /// The seeds' defaults, and the largest tile size that none of the seeds saw hang.
     fn default() -> Self {
         Settings {
             strategy: Strategy::Auto,

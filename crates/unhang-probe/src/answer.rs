@@ -1,6 +1,6 @@
-//! How a parent tells its own child's answers from everything else that is printed: by a number that only the two know.
+//! How a parent tells its own child's answers from all other output: by a number that only the two know.
 //!
-//! Torch, the GPU's libraries and whatever a file holds that one of them quotes end up in the same output. The number travels in the
+//! Torch, the GPU's libraries and quotes from files end up in the same output. The number is passed in the
 //! environment, which only this user can read, never on the command line, which everybody can.
 
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use std::io::{self, Read};
 /// The variable that carries the number to the child.
 pub(crate) const VARIABLE: &str = "UNHANG_CHILD_NONCE";
 
-/// In a child: the text as its parent believes it. A child that somebody started by hand has no number, and needs none.
+/// In a child: marks the text so that the parent accepts it. A child started by hand has no number, and needs none.
 pub fn line(text: &str) -> String {
     match std::env::var(VARIABLE) {
         Ok(nonce) if !nonce.is_empty() => format!("{nonce} {text}"),
@@ -23,7 +23,7 @@ pub(crate) fn new_nonce() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The rest of each line that begins with the number.
+/// The rest of each line that starts with the number.
 pub(crate) fn answers<'a>(output: &'a str, nonce: &str) -> impl DoubleEndedIterator<Item = &'a str> {
     output.lines().filter_map(move |line| line.strip_prefix(nonce)?.strip_prefix(' '))
 }

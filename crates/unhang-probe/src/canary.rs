@@ -1,8 +1,8 @@
 //! The canary: an engine computes a few small convolutions in a child before it computes in anybody's process.
 //!
-//! What the child prints and what its end means are written here once; the doctor's self-test, `enable()` and the child
-//! itself share it. One child may try several kernel families and says which one it begins with, so that a family that
-//! hangs is known by its name and the others are not condemned with it.
+//! This module defines what the child prints and what its end means; the doctor's self-test, `enable()` and the child
+//! share it. One child may try several kernel families. It names each before it starts, so a hang condemns that
+//! family and no other.
 
 use std::time::Duration;
 
@@ -16,28 +16,29 @@ use crate::process::{Ended, SuperviseError};
 use crate::supervise::{Child, Outcome, supervise_when_ready};
 
 const ANSWER: &str = "unhang-canary ";
-/// Comes before the accelerator is touched: a child that hangs said it too.
+/// Printed before the accelerator is used, so even a child that hangs has printed it.
 const TORCH: &str = "unhang-torch ";
 const FAMILY: &str = "unhang-family ";
-/// From here on it is that family which hangs or crashes, and not a compiler.
+/// After this line, a hang or crash is that family's, not a compiler's.
 const BEGIN: &str = "unhang-begin ";
-/// What a child begins with in place of a family: the runtime's own fills and copies, by kernels that are not ours.
+/// Stands for the runtime's own fills and copies, which run before any family and do not use our kernels.
 pub const MEMORY: &str = "memory";
-/// Most characters of a child's text that are kept.
+/// The most characters of a child's text that are kept.
 const LONGEST: usize = 300;
 
-/// How long a child may take until it says which torch it has. Torch is large, and on a busy machine with a slow disk its
-/// import has taken a minute.
+/// How long a child may take until it names its torch. Torch is large: on a busy machine with a slow disk, its import
+/// took a minute.
 const START: Duration = Duration::from_secs(300);
 
-/// How long a child may take once it has imported torch. Our kernels and MIOpen's are compiled on their first run, each for a second or
-/// more; within the others' time that would look like a hang.
+/// How long a child may take after it has imported torch. Our kernels and MIOpen's compile at their first run, each
+/// for a second or more. With the others' limit, that would look like a hang.
 pub fn deadline(engine: EngineName) -> Duration {
     Duration::from_secs(if matches!(engine, EngineName::Jit | EngineName::Miopen) { 180 } else { 30 })
 }
 
-/// The problems on which kernel families are tried, in all three directions: an ordinary convolution, one with a stride and few
-/// channels, one with a stride and many, a depthwise one, two in f16. On an emulated card, which takes its time, smaller ones.
+/// The problems that kernel families are tried on, in all three directions: an ordinary convolution, one with a
+/// stride and few channels, one with a stride and many, a depthwise one, and two in f16. An emulated card is slow, so
+/// it gets smaller ones.
 pub fn kernel_problems(is_emulated: bool) -> Vec<Problem> {
     let keys: &[&str] = if is_emulated {
         &["forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1", "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4"]
@@ -58,39 +59,39 @@ pub fn kernel_problems(is_emulated: bool) -> Vec<Problem> {
     keys.iter().flat_map(in_all).collect()
 }
 
-/// The line with which a child answers.
+/// A child's answer.
 pub fn answer_line(verdict: Verdict, detail: &str) -> String {
     answer::line(&format!("{ANSWER}{}", json!({ "verdict": verdict.name(), "detail": detail })))
 }
 
-/// The line that says which torch the child has.
+/// The line that names the child's torch.
 pub fn torch_line(build: &str) -> String {
     answer::line(&format!("{TORCH}{build}"))
 }
 
-/// The line before a kernel family is run.
+/// The line before a kernel family runs.
 pub fn begin_line(family: &str) -> String {
     answer::line(&format!("{BEGIN}{family}"))
 }
 
-/// The line that says how a kernel family did; `name` is what its verdict is kept under.
+/// The line with a kernel family's result; `name` is the key of its verdict.
 pub fn family_line(family: &str, name: &str, verdict: Verdict, detail: &str) -> String {
     let said = json!({ "family": family, "name": name, "verdict": verdict.name(), "detail": detail });
     answer::line(&format!("{FAMILY}{said}"))
 }
 
-/// The torch that a child said it has.
+/// The torch that a child named.
 pub fn torch_of(outcome: &Outcome) -> Option<&str> {
     outcome.answers().find_map(|line| line.strip_prefix(TORCH)).map(str::trim)
 }
 
-/// Runs a child of Python's. Its time counts from when it says which torch it has: how long an import takes is no evidence of an
-/// engine. Returns with whether the child came to its trial; where it did not, nothing is known of the engine.
+/// Runs a Python child. Its time starts when it names its torch, because the duration of an import is no evidence
+/// about an engine. Also returns whether the child got to its trial; if not, nothing is known about the engine.
 pub fn try_in(child: &Child) -> Result<(Outcome, bool), SuperviseError> {
     supervise_when_ready(child, START, |output| output.contains(TORCH))
 }
 
-/// What is said of a child that ended, or was ended, before it had imported torch.
+/// The message for a child that ended, or was killed, before it had imported torch.
 pub fn never_began(outcome: &Outcome) -> (Verdict, String) {
     let why = match outcome.ended {
         Ended::TimedOut | Ended::Unkillable => format!("torch was not imported within {} s", START.as_secs()),
@@ -99,8 +100,8 @@ pub fn never_began(outcome: &Outcome) -> (Verdict, String) {
     (Verdict::Error, format!("{why}: that is no evidence, and not kept"))
 }
 
-/// What a child's end and its answer mean. A child that ended without an answer that can be read has crashed, whatever
-/// its exit code says: it had a last line to print and did not get there.
+/// The meaning of a child's end and its answer. A child without a readable answer has crashed, whatever its exit
+/// code: it should have printed a last line and did not.
 pub fn judge(outcome: &Outcome, deadline: Duration) -> (Verdict, String) {
     let no_answer = format!("no answer within {} s", deadline.as_secs());
     match outcome.ended {
@@ -120,23 +121,23 @@ pub fn judge(outcome: &Outcome, deadline: Duration) -> (Verdict, String) {
     }
 }
 
-/// How the kernel families of one child did.
+/// The results of one child's kernel families.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Families {
-    /// Those that the child got to.
+    /// The families that the child got to.
     pub judged: Vec<FamilyVerdict>,
-    /// Whether one hung: the card may need a reboot before anything else is tried on it.
+    /// Whether one hung. The card may then need a reboot before anything else is tried.
     pub hung: bool,
-    /// Why the child came to none of them, where it said so.
+    /// Why the child got to none of them, if it said so.
     pub untried: Option<String>,
 }
 
-/// How one kernel family did.
+/// The result of one kernel family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FamilyVerdict {
     /// The family.
     pub family: String,
-    /// What its verdict is kept under, where the child said so.
+    /// The key of its verdict, if the child named it.
     pub name: Option<String>,
     /// How it ended.
     pub verdict: Verdict,
@@ -144,7 +145,7 @@ pub struct FamilyVerdict {
     pub detail: String,
 }
 
-/// What a child said of each family, whatever its end.
+/// What a child reported about each family, however it ended.
 pub fn families_of(outcome: &Outcome) -> Vec<FamilyVerdict> {
     let said = outcome.answers().filter_map(|line| line.strip_prefix(FAMILY)).filter_map(read);
     said.filter_map(|it| {
@@ -153,7 +154,7 @@ pub fn families_of(outcome: &Outcome) -> Vec<FamilyVerdict> {
     .collect()
 }
 
-/// The verdict on each family that was asked for and that the child got to.
+/// The verdict on each requested family that the child got to.
 pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -> Families {
     let verdict =
         |family: &String, verdict, detail| FamilyVerdict { family: family.clone(), name: None, verdict, detail };
@@ -163,7 +164,7 @@ pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -
     let begun = outcome.answers().filter_map(|line| line.strip_prefix(BEGIN)).next_back();
     let timed_out = matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
     match begun {
-        // Still compiling, which says nothing of the kernels: the next start finds them in the cache.
+        // Still compiling, which says nothing about the kernels: the next start finds them in the cache.
         None if !silent.is_empty() && timed_out => {
             return Families {
                 hung: true,
@@ -186,7 +187,7 @@ pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -
         Some(begun) => {
             if let Some(family) = silent.into_iter().find(|family| *family == begun) {
                 let (found, detail) = judge(outcome, deadline);
-                // It did not come to its own line, whatever it says of the whole.
+                // It did not print its own line, whatever the child says about the whole.
                 let found = if found == Verdict::Works { Verdict::Crashes } else { found };
                 judged.push(verdict(family, found, detail));
             }
@@ -203,7 +204,7 @@ struct Answer {
     detail: String,
 }
 
-/// Reads the rest of a line, where it can be read.
+/// Reads the rest of a line, if possible.
 fn read(text: &str) -> Option<Answer> {
     let answer: Value = serde_json::from_str(text).ok()?;
     let text = |name: &str| answer.get(name).and_then(Value::as_str);
@@ -215,7 +216,7 @@ fn read(text: &str) -> Option<Answer> {
     })
 }
 
-/// Text of a child: on one line, and not endless.
+/// A child's text on one line, shortened.
 fn shortened(text: &str) -> String {
     printable(text).replace(['\n', '\t'], " ").chars().take(LONGEST).collect()
 }
@@ -226,7 +227,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// The outcome of a child of ours: its answers carry the number.
+    /// The outcome of our own child: its answers carry the number.
     fn outcome(ended: Ended, output: &str) -> Outcome {
         let marked = |line: &str| match line.starts_with("unhang-") {
             true => format!("7f {line}\n"),
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(short(&found), [("plain", Verdict::Works), ("gemm", Verdict::Hangs)]);
         assert_eq!(found.judged[0].name.as_deref(), Some("jit:plain:gfx1010"));
         assert!(found.hung);
-        // Its own limit ended it, and it said which.
+        // It stopped at its own limit and said which.
         let own_limit = format!("{output}{}", family_line("gemm", "x", Verdict::Hangs, "no answer within 10 s"));
         let found = families(Ended::Exited(1), &own_limit);
         assert_eq!((short(&found).len(), found.hung), (2, true));

@@ -1,4 +1,4 @@
-//! What every child written in Rust shares: the way requests come in and answers go out, and how numbers are compared.
+//! What all children written in Rust share: how requests arrive, how answers leave, and how results are compared.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,40 +9,40 @@ use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_paren
 
 use crate::protocol::{Answer, CameBack, Message, Request, Stage};
 
-/// How often a child says that it lives.
+/// How often a child reports that it is alive.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// A child's mouth. Lines of several threads do not mix.
+/// A child's output channel. Lines from several threads do not mix.
 #[derive(Debug, Clone)]
 pub struct Speaker(Arc<Mutex<UnixStream>>);
 
 impl Speaker {
-    /// Says one message.
+    /// Sends one message.
     pub fn say(&self, message: &Message) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         self.say_bytes(&line)
     }
 
-    /// Says that an attempt has come to a stage.
+    /// Reports that an attempt has reached a stage.
     pub fn stage(&self, id: u64, stage: Stage) -> std::io::Result<()> {
         self.say(&Message::Stage { id, stage })
     }
 
-    /// Says anything at all.
+    /// Sends any value.
     pub(crate) fn say_bytes(&self, bytes: &[u8]) -> std::io::Result<()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(bytes)
     }
 }
 
-/// Serves requests on the socket until it is closed. `start` does what takes time before the first request and says what
-/// this child is; heartbeats begin before it.
+/// Serves requests on the socket until it is closed. `start` does the slow part before the first request and
+/// describes this child; heartbeats begin before it.
 pub fn serve(
     socket: UnixStream,
     start: impl FnOnce() -> String,
     mut answer: impl FnMut(&Request, &Speaker) -> std::io::Result<Answer>,
 ) -> std::io::Result<()> {
-    // It must not outlive its prober, however that ends; and a crash that is meant needs no dump of memory.
+    // It must not outlive its prober, however that ends. A deliberate crash needs no core dump.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let requests = BufReader::new(socket.try_clone()?);
@@ -67,7 +67,7 @@ pub fn serve(
 }
 
 impl Answer {
-    /// An answer with nothing in it yet but how the attempt ended.
+    /// An answer that contains only how the attempt ended.
     pub fn new(id: u64, ended: CameBack, detail: impl Into<String>) -> Answer {
         Answer {
             id,
@@ -81,7 +81,7 @@ impl Answer {
     }
 }
 
-/// Numbers between -1 and 1 that are the same each time.
+/// Numbers between -1 and 1, the same each time.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let next = |_| {
@@ -91,7 +91,8 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(next).collect()
 }
 
-/// The largest error of the finite numbers relative to the largest expected one, and how many are not finite.
+/// The largest error of the finite values, relative to the largest expected value, and the number of values that are
+/// not finite.
 pub fn compare(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> (Option<f64>, u64) {
     let scale = pairs.clone().fold(f64::MIN_POSITIVE, |largest, (_, expected)| largest.max(expected.abs()));
     let (mut worst, mut not_numbers) = (0.0f64, 0);

@@ -1,6 +1,6 @@
-//! What the messages of AMD's runtime and of signals mean, for people who have not read its sources.
+//! The meaning of messages from AMD's runtime and of signals, for people who have not read its sources.
 
-/// Text to look for in what a child printed, and what it means.
+/// Text to look for in a child's output, and its meaning.
 const MESSAGES: [(&str, &str); 10] = [
     (
         "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
@@ -27,8 +27,8 @@ const MESSAGES: [(&str, &str); 10] = [
     ("GPU Hang", "the driver found the GPU hanging and reset it"),
 ];
 
-/// The line of a child's output that tells most, if any does: one of the known messages with what it means, else the
-/// last line that is not empty.
+/// The most telling line of a child's output: a known message with its meaning, or else the last line that is not
+/// empty.
 pub(crate) fn explain(output: &str) -> Option<String> {
     let lines = || output.lines().rev().map(str::trim).filter(|line| !line.is_empty());
     for line in lines() {
@@ -54,7 +54,7 @@ pub(crate) fn signal(number: i32) -> String {
     format!("{name} (signal {number})")
 }
 
-/// Text of a child: one line, no control characters, not endless.
+/// A child's text: one line, no control characters, shortened.
 pub(crate) fn shortened(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
 }

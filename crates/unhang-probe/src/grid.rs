@@ -1,13 +1,13 @@
-//! The grid of the reports ("the seeds", `docs/internals/seeds.md`): the channels and sizes of which they say something.
+//! The grid of the reports ("the seeds", `docs/internals/seeds.md`): the channels and sizes that they cover.
 
 use unhang_conv::{Problem, Specification};
 
-/// Input and output channels that the reports name.
+/// The input and output channels in the reports.
 pub const CHANNELS: [(i64, i64); 7] = [(1, 32), (3, 16), (3, 64), (16, 32), (32, 64), (64, 64), (64, 128)];
-/// Sizes on both sides of every limit that the reports draw: 32, 42, 48 and 64.
+/// Sizes on both sides of every limit in the reports: 32, 42, 48 and 64.
 pub const SIZES: [i64; 7] = [32, 42, 44, 48, 64, 128, 224];
 
-/// The convolutions of the grid: forward, fp32, 3×3, one image, as the reports tried them. Small ones first.
+/// The convolutions of the grid, small ones first: forward, fp32, 3×3, one image, as in the reports.
 pub fn problems() -> Vec<Problem> {
     let cell = |size: i64, (in_channels, out_channels): (i64, i64)| {
         let specification = Specification {

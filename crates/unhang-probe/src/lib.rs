@@ -1,13 +1,15 @@
-//! Supervised children: what is unproven is tried in one, with deadlines, and a hang costs a child and nothing else.
+//! Supervised children: anything unproven runs in one, with deadlines, so a hang costs a child and nothing else.
 //!
 //! * [`supervise`] runs one child to its end, whatever it does.
-//! * [`TalkingChild`] is a child that is given tasks and heard line by line.
-//! * [`PythonStart`] starts Python so that nothing in the working folder is imported, and [`answer`] marks what our own child says.
-//! * [`canary`] is what a child says that tries an engine before anybody's process does, and what its end means.
+//! * [`TalkingChild`] is a child that receives tasks and answers line by line.
+//! * [`PythonStart`] starts Python without imports from the working folder, and [`answer`] marks our own child's
+//!   output.
+//! * [`canary`] defines what a child prints that tries an engine first, and what its end means.
 //! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
 //!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
-//! * [`child`] is the other end of that, for children written in Rust, and [`trial`] what such a child does with an attempt.
-//! * [`rehearsal`] plays a card that behaves as a table says, in such a child. The prober sees only the child.
+//! * [`child`] is the other end of it, for children written in Rust; [`trial`] is what such a child does with an
+//!   attempt.
+//! * [`rehearsal`] is such a child that plays a card, as a table says. The prober sees only the child.
 //!
 //! This crate must not know torch, a GPU runtime or a particular engine: it sees processes.
 

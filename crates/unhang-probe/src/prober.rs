@@ -12,53 +12,53 @@ use crate::recorder::{Recorder, recorder};
 use crate::session::{Deadlines, Failure, Fallen, Launch, Session};
 use crate::verdict::{Attempt, Tried};
 
-/// Starts that may fail in a row before a kind of child is given up.
+/// Starts that may fail in a row before the prober gives up on a kind of child.
 const FAILED_STARTS: u32 = 2;
-/// Canaries that may fail in a row before the GPU is given up: a reset can take longer than it should.
+/// Canaries that may fail in a row before the prober gives up on the GPU: a reset can take longer than it should.
 const CANARIES: usize = 2;
 /// How far ahead a worker looks for an attempt that its child can take.
 const LOOK_AHEAD: usize = 64;
 
-/// What happens while probing, for whoever shows it.
+/// Progress, for whoever displays it.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// An attempt begins.
     Began(&'a Attempt),
     /// An attempt has ended.
     Ended(&'a Tried),
-    /// A child was ended and the GPU is given time to recover.
+    /// A child was killed, and the GPU gets time to recover.
     Recovering(Duration),
 }
 
-/// Everything that a probe needs apart from what is to be tried.
+/// Everything that a probe needs, except the list of attempts.
 pub struct Prober<'a> {
-    /// The fingerprint under which verdicts are kept.
+    /// The fingerprint under which verdicts are filed.
     pub machine: &'a str,
     /// [`RecordSource::Probe`] or [`RecordSource::Rehearsal`].
     pub source: RecordSource,
-    /// Said behind every verdict, such as which torch it is about; or empty.
+    /// Appended to every verdict, such as which torch it is about; may be empty.
     pub note: &'a str,
     /// Where verdicts are kept.
     pub store: &'a Store,
-    /// How long things may take.
+    /// The time limits.
     pub deadlines: Deadlines,
-    /// How many children at once. One on a GPU: a hang takes everything on the card with it.
+    /// The number of children at once. One on a GPU, because a hang takes everything on the card with it.
     pub workers: usize,
-    /// How long a GPU is given to recover after a child was killed at its deadline.
+    /// How long a GPU gets to recover after a child was killed at its deadline.
     pub reset: Duration,
-    /// The child that shows that the GPU computes at all, after one was lost; none where there is no GPU.
+    /// The child that shows that the GPU still computes after one was lost; `None` without a GPU.
     pub canary: Option<Launch>,
-    /// No attempt is begun after this time.
+    /// No attempt begins after this time.
     pub budget: Option<Duration>,
-    /// How the child for an attempt is started.
+    /// How to start the child for an attempt.
     pub launch: &'a (dyn Fn(&Attempt) -> Launch + Sync),
-    /// Told what happens, from the workers' threads.
+    /// Receives progress, from the workers' threads.
     pub observe: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Becomes true when the probe is to stop: children are ended, verdicts kept.
+    /// Becomes true when the probe should stop: it ends the children and keeps the verdicts.
     pub stop: &'a AtomicBool,
 }
 
-/// Why a probe came to its end.
+/// Why a probe ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// Everything was tried.
@@ -67,34 +67,35 @@ pub enum End {
     Budget,
     /// It was asked to stop.
     Interrupted,
-    /// The GPU does not compute any more, and why that is thought.
+    /// The GPU no longer computes, and the reason to think so.
     Lost(String),
 }
 
-/// What a probe found.
+/// The results of a probe.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How each attempt ended, in the order in which they did.
+    /// How each attempt ended, in the order of their ends.
     pub tried: Vec<Tried>,
     /// What was not tried, and why.
     pub left: Vec<(Attempt, String)>,
     /// Why it ended.
     pub end: End,
-    /// How many children were started.
+    /// The number of children that were started.
     pub children: u64,
-    /// Verdicts that could not be written to the store. They are among `tried`.
+    /// Verdicts that could not be written to the store. `tried` contains them.
     pub unwritten: usize,
 }
 
-/// What earlier probes of this kind began on the machine and never finished, as the verdicts that it becomes.
+/// What earlier probes of this kind began on the machine and never finished, as verdicts.
 ///
-/// The machine or the prober went down while these ran. That is suspicion enough not to run them again unasked. One that was
-/// tried again since and finished is not suspected any more.
+/// The machine or the prober went down while these ran, which is enough suspicion not to run them again unasked. An
+/// attempt that finished later is no longer suspect.
 pub fn culprits(store: &Store, machine: &str, source: RecordSource) -> Vec<Record> {
     let mut found = Vec::new();
-    // Intents are read before the evidence: one that another prober leaves behind meanwhile is not asked about.
+    // Read the intents before the evidence, so that an intent left behind meanwhile by another prober is not
+    // considered.
     let intents = store.unresolved_intents(machine);
-    // Read before verdicts are added: what arrived after the intent decides.
+    // Read this before verdicts are added: what arrived after the intent decides.
     let evidence = Evidence::load_realm(store, machine, Realm::of_machine(source == RecordSource::Rehearsal));
     for (id, intent) in intents {
         if intent.source != source {
@@ -122,17 +123,17 @@ struct Job {
     launch: usize,
 }
 
-/// What the workers share.
+/// The state that the workers share.
 struct Shared<'a> {
     prober: &'a Prober<'a>,
     launches: Vec<Launch>,
     queue: Mutex<VecDeque<Job>>,
     tried: Mutex<Vec<Tried>>,
     left: Mutex<Vec<(Attempt, String)>>,
-    /// Failed starts in a row, and what the last one said, of each launch.
+    /// Failed starts in a row, and the last message, for each launch.
     starts: Mutex<Vec<(u32, String)>>,
     lost: Mutex<Option<String>>,
-    /// Set with `lost`, so that nobody goes on waiting.
+    /// Set with `lost`, so that nobody keeps waiting.
     halt: AtomicBool,
     until: Option<Instant>,
     children: AtomicU64,
@@ -144,7 +145,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Prober<'_> {
-    /// Tries everything, the first first. Returns in bounded time, whatever the children do.
+    /// Tries everything, in order. Returns in bounded time, whatever the children do.
     pub fn run(&self, attempts: Vec<Attempt>) -> Outcome {
         let mut launches: Vec<Launch> = Vec::new();
         let mut queue = VecDeque::new();
@@ -205,7 +206,7 @@ impl Shared<'_> {
         self.halt.load(Ordering::Relaxed) || self.prober.stop.load(Ordering::Relaxed)
     }
 
-    /// The next attempt; rather one that the child at hand can take.
+    /// The next attempt, preferably one that the current child can take.
     fn take(&self, launch: Option<usize>) -> Option<Job> {
         if self.stopped() || self.until.is_some_and(|until| Instant::now() >= until) {
             return None;
@@ -241,7 +242,7 @@ struct Worker<'a> {
     shared: &'a Shared<'a>,
     recorder: Recorder,
     child: Option<(usize, Session)>,
-    /// A verdict that goes to the store with the next intent.
+    /// A verdict that is written to the store with the next intent.
     owed: Option<(Option<IntentId>, Record)>,
 }
 
@@ -261,7 +262,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Brings the owed verdict to the store now.
+    /// Writes the pending verdict to the store now.
     fn pay(&mut self) {
         if let Some(owed) = self.owed.take() {
             self.recorder.advance(Some(owed), None);
@@ -279,7 +280,7 @@ impl Worker<'_> {
             source: prober.source,
             unix_seconds: time::now(),
         };
-        // Its name is on the disk before anything is done in its name.
+        // The attempt's name is on disk before the attempt begins.
         let intent = self.recorder.advance(self.owed.take(), Some(intent));
         (prober.observe)(Event::Began(attempt));
         let began = Instant::now();
@@ -295,7 +296,7 @@ impl Worker<'_> {
             Err(fallen) => (Tried::fallen(attempt.clone(), &fallen, elapsed), Some(fallen)),
         };
         let Some(mut tried) = tried else {
-            // Given up by us: it says nothing of the attempt.
+            // We gave it up, so it says nothing about the attempt.
             if let Some(intent) = intent {
                 prober.store.withdraw(intent);
             }
@@ -319,7 +320,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A child of that kind: the one at hand, or a new one.
+    /// A child of that kind: the current one, or a new one.
     fn child_for(&mut self, launch: usize) -> Result<Session, Fallen> {
         if let Some((known, session)) = self.child.take() {
             if known == launch {
@@ -343,7 +344,7 @@ impl Worker<'_> {
         started
     }
 
-    /// After a child was lost: gives the GPU time, and sees whether it still computes.
+    /// After losing a child: gives the GPU time, and checks whether it still computes.
     fn recover(&mut self, fallen: &Fallen, job: Job) {
         let shared = self.shared;
         let prober = shared.prober;
@@ -353,7 +354,7 @@ impl Worker<'_> {
             return;
         }
         let mut said = String::new();
-        // A canary prepares nothing: all of it is the GPU's time.
+        // A canary has nothing to prepare: all its time is the GPU's.
         let deadlines = Deadlines { start: prober.deadlines.compile, ..prober.deadlines };
         for _ in 0..CANARIES {
             if matches!(fallen.failure, Failure::Hung { .. }) || !said.is_empty() {
@@ -394,7 +395,7 @@ impl Worker<'_> {
     }
 }
 
-/// Waits; false if told to stop meanwhile.
+/// Waits. Returns false if told to stop meanwhile.
 fn pause(duration: Duration, stop: &AtomicBool) -> bool {
     let until = Instant::now() + duration;
     while Instant::now() < until {

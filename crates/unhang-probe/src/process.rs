@@ -1,8 +1,8 @@
 //! One child process: started, watched, ended.
 //!
-//! The child leads its own process group, so that its own children end with it. What it prints goes to a file
-//! that has no name, not to a pipe: nobody has to read it for the child to go on, a flood cannot block, and a grandchild
-//! that keeps it open cannot keep us waiting. Waiting is on the process itself ([`Handle`]), with a time limit, always.
+//! The child leads its own process group, so that its children end with it. It prints into an unnamed file, not a
+//! pipe: nobody has to read for the child to continue, a flood cannot block, and a grandchild that keeps the file
+//! open cannot make us wait. We always wait for the process itself ([`Handle`]), with a time limit.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,11 +23,11 @@ const OUTPUT_LIMIT: u64 = 256 * 1024;
 pub enum Ended {
     /// By itself, with this code.
     Exited(i32),
-    /// By this signal, which was not ours.
+    /// By this signal, which we did not send.
     Signalled(i32),
-    /// By us, at its deadline.
+    /// We killed it at its deadline.
     TimedOut,
-    /// Not at all: it was killed at its deadline and is still there, in the kernel. Left behind.
+    /// It has not ended: it was killed at its deadline and is still in the kernel. It is left behind.
     Unkillable,
 }
 
@@ -47,7 +47,7 @@ pub enum SuperviseError {
     },
 }
 
-/// A child that runs, or has ended and is not yet forgotten. Dropping it kills it.
+/// A running child, or one that has ended and not been reaped. Dropping it kills it.
 pub(crate) struct Process {
     child: std::process::Child,
     id: Pid,
@@ -57,7 +57,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a program. `environment` is set in addition to the inherited variables; without a value it is unset.
+    /// Starts a program. `environment` adds to the inherited variables; a variable without a value is unset.
     pub(crate) fn start(
         command: &[String],
         environment: &[(String, Option<String>)],
@@ -84,18 +84,18 @@ impl Process {
         Ok(Process { child, id, handle, output, ended: None })
     }
 
-    /// What is held on to.
+    /// The handle to the process.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Waits until the process has ended by itself; false when the time was up first.
+    /// Waits until the process ends by itself. Returns false if the time is up first.
     pub(crate) fn wait_until(&self, until: Instant) -> bool {
         self.handle.wait_until(until)
     }
 
-    /// Ends the process and all of its group, and tells how it ended: by itself before this, by us, or not at all within
-    /// the grace.
+    /// Ends the process and its whole group. Returns how it ended: by itself before this, by us, or not at all within
+    /// the grace period.
     pub(crate) fn end(&mut self, grace: Duration) -> Ended {
         if let Some(ended) = self.ended {
             return ended;
@@ -115,23 +115,23 @@ impl Process {
         ended
     }
 
-    /// The state letter of the process in the kernel's own words, such as `D` for a sleep that no signal ends.
+    /// The process's state letter from the kernel, such as `D` for a sleep that no signal ends.
     pub(crate) fn state(&self) -> Option<char> {
         unhang_guard::process::state(self.handle.pid())
     }
 
-    /// For how long it was ready to run and had no processor.
+    /// How long it was ready to run but had no processor.
     pub(crate) fn waited_for_a_processor(&self) -> Duration {
         unhang_guard::process::waited_for_a_processor(self.handle.pid())
     }
 
-    /// How many bytes it has printed so far.
+    /// The number of bytes that it has printed so far.
     pub(crate) fn printed(&self) -> u64 {
         self.output.metadata().map_or(0, |metadata| metadata.len())
     }
 
-    /// What it printed from a place on, as far as it is there and kept. Nothing is moved for that: the child writes at the place that
-    /// its descriptors share with ours.
+    /// What it printed from an offset on, as far as that was kept. This does not move the file position, which the
+    /// child's descriptors share with ours.
     pub(crate) fn printed_from(&self, place: u64) -> Vec<u8> {
         let length = self.printed().saturating_sub(place).min(OUTPUT_LIMIT);
         let mut bytes = vec![0; length as usize];
@@ -140,7 +140,8 @@ impl Process {
         bytes
     }
 
-    /// The last part of what it printed on standard output and standard error, in order; what is not text is replaced.
+    /// The last part of what it printed on standard output and standard error, in order; bytes that are not text are
+    /// replaced.
     pub(crate) fn output(&self) -> String {
         let bytes = self.printed_from(self.printed().saturating_sub(OUTPUT_LIMIT));
         String::from_utf8_lossy(&bytes).into_owned()
@@ -153,7 +154,7 @@ impl Drop for Process {
     }
 }
 
-/// A file without a name: in the temporary folder, or where that is full, missing or read-only, in memory.
+/// An unnamed file: in the temporary folder, or in memory if that is full, missing or read-only.
 fn unnamed_file() -> std::io::Result<File> {
     tempfile::tempfile().or_else(|_| {
         let file = rustix::fs::memfd_create("unhang-output", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -161,7 +162,7 @@ fn unnamed_file() -> std::io::Result<File> {
     })
 }
 
-/// A duration as the system wants it.
+/// Converts a duration for the system call.
 pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().min(1 << 30) as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }

@@ -1,5 +1,5 @@
-//! What the prober and its children say to each other: one JSON value a line, over a socket that is the child's standard
-//! input in both directions. Standard output and error stay free for whatever libraries print.
+//! The messages between the prober and its children: one JSON value per line, over a socket that is the child's
+//! standard input, in both directions. Standard output and error stay free for whatever libraries print.
 //!
 //! ```text
 //! child    {"say":"ready","about":"torch 2.2.2+rocm5.7 on cuda"}
@@ -10,9 +10,9 @@
 //! child    {"say":"answer","id":1,"ended":"computed","seconds":0.0021,"first_seconds":1.3,"relative_error":1e-7,"not_numbers":0}
 //! ```
 //!
-//! A request with `"canary": true` has the child show that the device computes at all. When the socket is closed the
-//! child ends. Nothing that a child says is believed beyond this: a line that is not one of these, is too long, or answers
-//! what was not asked is garbage, and the child is ended.
+//! A request with `"canary": true` asks the child to show that the device computes at all. When the socket closes,
+//! the child ends. The prober believes nothing else from a child. A line that is not one of these, is too long, or
+//! answers something not asked is garbage, and the prober ends the child.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -20,26 +20,26 @@ use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest line that is taken from a child.
+/// The longest line that is accepted from a child.
 const LONGEST_LINE: usize = 64 * 1024;
-/// The most that a child may say during one attempt.
+/// The most data that a child may send during one attempt.
 const MOST_BYTES: usize = 1024 * 1024;
 
-/// Where an attempt is.
+/// The stage of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
     /// The child starts: Python, torch, the GPU's runtime.
     Start,
-    /// Operands and the right result are made, on the CPU. Not the engine's doing.
+    /// Makes the operands and the correct result on the CPU. The engine is not involved.
     Prepare,
     /// Kernels are compiled and loaded.
     Compile,
-    /// The library looks for the fastest kernel, and runs candidates.
+    /// The library searches for the fastest kernel, and runs candidates.
     Find,
     /// The convolution runs.
     Run,
-    /// The numbers are compared, on the CPU. Not the engine's doing.
+    /// Compares the results on the CPU. The engine is not involved.
     Check,
 }
 
@@ -63,47 +63,47 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What a child is asked.
+/// A request to a child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The number by which the child answers.
+    /// The number that the answer repeats.
     pub id: u64,
     /// The convolution's key.
     pub problem: String,
     /// The engine.
     pub engine: String,
-    /// Under which profile or solver family, or empty. The child's environment is set for it already.
+    /// The profile or solver family, or empty. The child's environment is already set for it.
     pub variant: String,
-    /// Only show that the device computes at all.
+    /// Asks only to show that the device computes at all.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub canary: bool,
 }
 
-/// How an attempt ended, in the child's words.
+/// How an attempt ended, as the child reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CameBack {
-    /// With numbers; whether they are right is the prober's to say.
+    /// It has a result; the prober decides whether that is right.
     Computed,
     /// The engine declined.
     Unsupported,
-    /// With an error.
+    /// It failed with an error.
     Error,
 }
 
-/// What a child says.
+/// A message from a child.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub enum Message {
     /// It has started and waits for requests.
     Ready {
-        /// What it is, in words.
+        /// A description of the child.
         #[serde(default)]
         about: String,
     },
-    /// It lives. Extends no deadline.
+    /// It is alive. Extends no deadline.
     Heartbeat,
-    /// The attempt has come so far.
+    /// The attempt has reached a stage.
     Stage {
         /// The request's number.
         id: u64,
@@ -114,7 +114,7 @@ pub enum Message {
     Answer(Answer),
 }
 
-/// How an attempt ended, with its numbers.
+/// How an attempt ended, with its figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// The request's number.
@@ -124,32 +124,32 @@ pub struct Answer {
     /// Seconds when warm.
     #[serde(default)]
     pub seconds: Option<f64>,
-    /// Seconds of the first call, with all that it compiles and searches.
+    /// Seconds of the first call, including compilation and search.
     #[serde(default)]
     pub first_seconds: Option<f64>,
     /// Largest error of one finite number, relative to the largest number of the CPU engine's result.
     #[serde(default)]
     pub relative_error: Option<f64>,
-    /// How many numbers are not finite where the CPU engine's are.
+    /// The number of values that are not finite where the CPU engine's are.
     #[serde(default)]
     pub not_numbers: u64,
-    /// What else there is to say.
+    /// Further details.
     #[serde(default)]
     pub detail: String,
 }
 
-/// What came in over a socket, without ever waiting for it.
+/// What arrived on a socket, without waiting for it.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Incoming {
-    /// A line that is a message.
+    /// A line with a message.
     Message(Message),
-    /// Part of a line; there may be more at once.
+    /// Part of a line; more may follow at once.
     Part,
     /// Nothing more for now.
     Nothing,
-    /// The other side has closed.
+    /// The other side has closed the socket.
     Closed,
-    /// What is no message.
+    /// Something that is not a message.
     Garbage(String),
 }
 
@@ -170,7 +170,7 @@ impl Wire {
         &self.socket
     }
 
-    /// Sends a request. A child that takes its requests has room for one, so there is nothing to wait for.
+    /// Sends a request. A child that accepts requests has room for one, so this never waits.
     pub(crate) fn send(&mut self, request: &Request) -> std::io::Result<()> {
         self.read = 0;
         let mut line = serde_json::to_vec(request)?;
@@ -181,7 +181,7 @@ impl Wire {
         }
     }
 
-    /// The next of what has come in. Reads once at most, so that a flood cannot keep the caller from its clock.
+    /// The next message. Reads at most once, so that a flood cannot keep the caller from its clock.
     pub(crate) fn receive(&mut self) -> Incoming {
         if let Some(message) = self.take_line() {
             return message;
@@ -236,7 +236,7 @@ mod tests {
             wire(b"{\"say\":\"ready\"}\n{\"say\":\"stage\",\"id\":1,\"stage\":\"find\"}\n{\"say\"");
         assert_eq!(wire.receive(), Incoming::Message(Message::Ready { about: String::new() }));
         assert_eq!(wire.receive(), Incoming::Message(Message::Stage { id: 1, stage: Stage::Find }));
-        // The beginning of the third came with the others.
+        // The beginning of the third arrived with the others.
         assert_eq!(wire.receive(), Incoming::Nothing);
         drop(theirs);
         assert_eq!(wire.receive(), Incoming::Closed);

@@ -1,9 +1,9 @@
-//! Python children of ours, the one place where they are started.
+//! Starts all our Python children.
 //!
-//! `python -m` and `python -c` import from the working folder before anywhere else. In a folder that others can write, that is their
-//! code under this user's name. So a child begins with a line of code that takes the working folder off `sys.path` before the first
-//! import, and relative entries of `PYTHONPATH` do not reach it. (`python -P` does less and is missing before 3.11; `python -I` drops
-//! the user's `PYTHONPATH` and site, where torch may be.)
+//! `python -m` and `python -c` import from the working folder before anywhere else. In a folder that others can
+//! write, that runs their code as this user. So a child starts with a line of code that removes the working folder
+//! from `sys.path` before the first import, and relative entries of `PYTHONPATH` are not passed on. (`python -P` does
+//! less and is missing before 3.11; `python -I` drops the user's `PYTHONPATH` and site, where torch may be.)
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::supervise::Child;
 
 const PATH: &str = "PYTHONPATH";
-/// Folders that the caller hands over come first, in their order; `sys` is built in and imported from no folder.
+/// The caller's folders come first, in their order. `sys` is built in and imported from no folder.
 const BEFORE: &str =
     "import sys; sys.path[:] = list(dict.fromkeys(FOLDERS + [it for it in sys.path if it[:1] == '/']))";
-/// What `-m` does: the module's name is the first argument.
+/// Does what `-m` does: the first argument is the module's name.
 const RUN_MODULE: &str =
     "sys.argv[:1] = []; import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)";
 
@@ -24,7 +24,7 @@ const RUN_MODULE: &str =
 pub struct PythonStart {
     /// The interpreter and its arguments.
     pub command: Vec<String>,
-    /// Variables to set, or without a value to unset.
+    /// Variables to set; a variable without a value is unset.
     pub environment: Vec<(String, Option<String>)>,
 }
 
@@ -37,7 +37,7 @@ impl PythonStart {
         start
     }
 
-    /// Runs a module with these folders before the interpreter's own: a list, as Python writes it.
+    /// Runs a module with these folders before the interpreter's own: a list in Python's syntax.
     pub fn module_with(interpreter: &str, folders: &str, module: &str, arguments: &[&str]) -> PythonStart {
         let mut start = PythonStart::module(interpreter, module, arguments);
         start.command[2] = code(folders, RUN_MODULE);
@@ -55,7 +55,7 @@ impl PythonStart {
         PythonStart { command, environment: path.into_iter().collect() }
     }
 
-    /// As a child that is supervised.
+    /// As a supervised child.
     pub fn supervised(self, deadline: Duration) -> Child {
         Child { command: self.command, environment: self.environment, deadline }
     }
@@ -78,7 +78,8 @@ fn code(folders: &str, statements: &str) -> String {
     format!("{}; {statements}", BEFORE.replace("FOLDERS", folders))
 }
 
-/// An empty or relative entry means the working folder, or one below it. `PYTHONPATH=$PYTHONPATH:/x` has one by accident.
+/// An empty or relative entry means the working folder, or one below it. `PYTHONPATH=$PYTHONPATH:/x` contains one by
+/// accident.
 fn absolute_entries(path: &OsStr) -> Option<String> {
     let entries: Vec<String> = std::env::split_paths(path)
         .filter(|entry| entry.is_absolute())

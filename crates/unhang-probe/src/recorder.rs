@@ -1,18 +1,18 @@
-//! How intents and verdicts reach the store: all that workers have to say at one moment goes there in one step.
+//! How intents and verdicts reach the store: everything that workers report at one moment is written in one step.
 //!
-//! An attempt may begin when its name is on the disk for good, and that takes a disk some milliseconds. While it does,
-//! other workers come and wait; they share the next step. So one worker pays the disk's price for each attempt, and many
-//! pay it together.
+//! An attempt may begin once its name is safely on disk, which takes some milliseconds. Meanwhile other workers
+//! arrive and wait; they share the next step. One worker pays for the disk at each attempt; many workers share the
+//! cost.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use unhang_evidence::{Intent, IntentId, Record, Store};
 
-/// A step that takes this long was ended by its deadline, not by the store.
+/// A step that takes this long ended at its deadline, not because the store answered.
 const STUCK: Duration = Duration::from_secs(4);
 
-/// What a worker has to say: how its last attempt ended, and what it is about to try.
+/// A worker's message: how its last attempt ended, and what it is about to try.
 struct Step {
     ended: Option<(Option<IntentId>, Record)>,
     next: Option<Intent>,
@@ -26,7 +26,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Returns when both are on the disk, or cannot be brought there. The name of the intent, if it has one.
+    /// Returns when both are on disk, or cannot be written. Also returns the intent's name, if it has one.
     pub(crate) fn advance(&self, ended: Option<(Option<IntentId>, Record)>, next: Option<Intent>) -> Option<IntentId> {
         let (reply, answer) = mpsc::channel();
         self.steps.send(Step { ended, next, reply }).ok()?;
@@ -34,13 +34,13 @@ impl Recorder {
     }
 }
 
-/// A recorder, and what serves it until every copy of it is gone.
+/// A recorder, and the loop that serves it until every copy of it is gone.
 pub(crate) fn recorder(store: &Store) -> (Recorder, impl FnOnce() -> Vec<Record> + Send) {
     let (steps, receiver) = mpsc::channel();
     (Recorder { steps }, move || serve(store, &receiver))
 }
 
-/// Serves until all workers are gone; returns what could not be written.
+/// Serves until all workers are gone. Returns what could not be written.
 fn serve(store: &Store, steps: &mpsc::Receiver<Step>) -> Vec<Record> {
     let mut backlog: Vec<(Option<IntentId>, Record)> = Vec::new();
     let mut stuck = 0;
@@ -57,7 +57,7 @@ fn serve(store: &Store, steps: &mpsc::Receiver<Step>) -> Vec<Record> {
             }
         }
         let began = Instant::now();
-        // A store that did not answer twice is not asked again: nobody waits for it at every attempt.
+        // A store that did not answer twice is not asked again, so that workers do not wait for it at every attempt.
         let written = if stuck < 2 { store.advance(backlog.clone(), intents) } else { None };
         match written {
             Some(ids) => {

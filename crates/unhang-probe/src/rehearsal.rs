@@ -1,8 +1,8 @@
 //! A rehearsed card: a child that behaves as a table says.
 //!
-//! The child really hangs, dies or returns wrong numbers; the prober sees only the child. Tables are files
-//! ([`Table::parse`]); two come with the program, made of what five reports of one card say ([`Table::named`]). Nobody has
-//! repeated those observations: a rehearsal shows how unhang behaves before such a card, and nothing about a card.
+//! The child really hangs, crashes or returns wrong results; the prober sees only the child. Tables are files
+//! ([`Table::parse`]). Two come with the program, made from five reports about one card ([`Table::named`]). Nobody
+//! has repeated those observations: a rehearsal shows how unhang behaves with such a card, and nothing about a card.
 
 mod child;
 mod table;

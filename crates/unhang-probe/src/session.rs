@@ -1,4 +1,4 @@
-//! A child that serves many attempts, and what becomes of each, whatever the child does.
+//! A child that serves many attempts, and the result of each, whatever the child does.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,34 +11,34 @@ use rustix::event::{PollFd, PollFlags};
 use crate::process::{Ended, Process, SuperviseError, timespec};
 use crate::protocol::{Answer, Incoming, Message, Request, Stage, Wire};
 
-/// How often a wait looks whether it is to be given up.
+/// How often a wait checks whether to give up.
 const GLANCE: Duration = Duration::from_millis(100);
-/// How often to look where a process that has ended must be looked for.
+/// How often to poll for the end of a process where the kernel does not report it.
 const SHORT_GLANCE: Duration = Duration::from_millis(20);
-/// How long a child that has closed its socket may take to end by itself.
+/// How long a child may take to end after it has closed its socket.
 const CLOSED_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a child that is no longer needed may take to end by itself.
+/// How long a child that is no longer needed may take to end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How a kind of child is started. Attempts whose launches are equal share a child.
+/// How to start a kind of child. Attempts with equal launches share a child.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Launch {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
-    /// Variables to set, or without a value to unset, in addition to the inherited ones.
+    /// Variables to set in addition to the inherited ones; a variable without a value is unset.
     pub environment: Vec<(String, Option<String>)>,
 }
 
 /// How long each stage of an attempt may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// The child's start, until it says that it is ready; and the CPU's part: operands, the right result, comparing.
+    /// The child's start, until it is ready; and the CPU's part: operands, the correct result, the comparison.
     pub start: Duration,
     /// Compiling and searching together.
     pub compile: Duration,
     /// The convolution.
     pub run: Duration,
-    /// How long a child may take to die of SIGKILL before it counts as one that cannot be killed.
+    /// How long a child may take to die of SIGKILL before it counts as unkillable.
     pub grace: Duration,
 }
 
@@ -55,26 +55,26 @@ impl Deadlines {
 /// Why an attempt, or a start, did not finish.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The prober is to stop; says nothing of the attempt.
+    /// The prober should stop; this says nothing about the attempt.
     Stopped,
     /// The child could not even be started.
     CannotStart(SuperviseError),
-    /// No answer within the stage's deadline; the child was ended.
+    /// No answer within the stage's deadline; the child was killed.
     Hung { stage: Stage, within: Duration, silent: Option<Duration> },
     /// The child ended by itself.
     Died { stage: Stage, ended: Ended },
-    /// It closed its socket and lived on; it was ended.
+    /// It closed its socket and kept running; it was killed.
     Closed { stage: Stage },
-    /// It said what is no answer; it was ended.
+    /// It sent something that is not an answer; it was killed.
     Garbage { stage: Stage, said: String },
 }
 
-/// A failure, with what the child printed and whether it could be killed.
+/// A failure, what the child printed, and whether it could be killed.
 #[derive(Debug)]
 pub(crate) struct Fallen {
     pub(crate) failure: Failure,
     pub(crate) output: String,
-    /// It was killed and is still there; the state letter of the process, if known.
+    /// It was killed and is still there; the process's state letter, if known.
     pub(crate) unkillable: Option<Option<char>>,
 }
 
@@ -122,7 +122,7 @@ impl Session {
         }
     }
 
-    /// Has the child try something. After a failure the child is gone.
+    /// Asks the child for an attempt. After a failure the child is gone.
     pub(crate) fn attempt(
         mut self,
         request: &Request,
@@ -140,7 +140,7 @@ impl Session {
                     return Ok((self, answer));
                 }
                 Heard::Message(Message::Stage { id, stage: next }) if id == request.id && next as u8 > stage as u8 => {
-                    // Compiling and searching share one deadline.
+                    // Compilation and search share one deadline.
                     if deadlines_differ(stage, next) {
                         until = Instant::now() + deadlines.of(next);
                     }
@@ -155,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Lets the child end: it sees its socket closed. Who does not go is made to.
+    /// Lets the child end by closing its socket. Kills it if it does not.
     pub(crate) fn finish(self) {
         let Session { mut process, wire, grace, .. } = self;
         drop(wire);
@@ -163,7 +163,7 @@ impl Session {
         process.end(grace);
     }
 
-    /// The next thing that happens, until the time is up. Looks at the clock after every piece that is read.
+    /// The next event, until the time is up. Checks the clock after every piece that it reads.
     fn listen(&mut self, until: Instant, stop: &AtomicBool) -> Heard {
         let mut ended = false;
         loop {
@@ -176,7 +176,7 @@ impl Session {
                 }
                 Incoming::Garbage(said) => return Heard::Garbage(said),
                 Incoming::Closed => return if ended { Heard::Exited } else { Heard::Closed },
-                // Whatever it said before it ended has been read; a grandchild may hold the socket for ever.
+                // Everything that it sent before it ended has been read. A grandchild may hold the socket for ever.
                 Incoming::Nothing if ended => return Heard::Exited,
                 Incoming::Part | Incoming::Nothing => {}
             }
@@ -190,9 +190,9 @@ impl Session {
             let process = self.process.handle();
             let mut watched = vec![PollFd::from_borrowed_fd(self.wire.socket().as_fd(), PollFlags::IN)];
             watched.extend(process.descriptor().map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
-            // Where the kernel does not tell of a process's end, it is looked for.
+            // Where the kernel does not report a process's end, poll for it.
             let glance = if process.descriptor().is_some() { GLANCE } else { SHORT_GLANCE };
-            // An error here (INTR, or no memory) is as good as a glance: the clock above ends the loop.
+            // An error here (INTR, or no memory) does no harm: the clock above ends the loop.
             let _ = rustix::event::poll(&mut watched, Some(&timespec(left.min(glance))));
             ended = process.has_ended();
         }
@@ -206,7 +206,7 @@ impl Session {
             }
             Heard::Exited => Failure::Died { stage, ended: self.process.end(self.grace) },
             Heard::Closed => {
-                // A process that dies closes its socket a moment before it is dead.
+                // A dying process closes its socket a moment before it is dead.
                 if self.process.wait_until(Instant::now() + CLOSED_PATIENCE) {
                     Failure::Died { stage, ended: self.process.end(self.grace) }
                 } else {
@@ -230,7 +230,7 @@ fn deadlines_differ(before: Stage, next: Stage) -> bool {
     !matches!((before, next), (Stage::Compile, Stage::Find))
 }
 
-/// Numbers that can be times and errors.
+/// Whether these are plausible times and errors.
 fn plausible(answer: &Answer) -> bool {
     [answer.seconds, answer.first_seconds, answer.relative_error]
         .iter()

@@ -1,4 +1,4 @@
-//! One child that says all it has to say by what it prints and how it ends, run to its end within a deadline.
+//! A child that reports only by its output and its exit, run to its end within a deadline.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::answer;
 use crate::process::{Ended, Process, SuperviseError};
 
-/// How long a child may take to die of SIGKILL before it counts as one that cannot be killed: the driver waits up to
-/// nine seconds for a queue to be preempted, and then resets the GPU.
+/// How long a child may take to die of SIGKILL before it counts as unkillable. The driver waits up to nine seconds
+/// for a queue to be preempted, and then resets the GPU.
 pub const GRACE: Duration = Duration::from_secs(15);
 
 /// What to run, and for how long at most.
@@ -15,13 +15,13 @@ pub const GRACE: Duration = Duration::from_secs(15);
 pub struct Child {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
-    /// Variables to set, or without a value to unset, on top of the inherited ones.
+    /// Variables to set in addition to the inherited ones; a variable without a value is unset.
     pub environment: Vec<(String, Option<String>)>,
-    /// After that it is ended.
+    /// The child is killed after that.
     pub deadline: Duration,
 }
 
-/// A child's end and what it printed.
+/// How a child ended and what it printed.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// How it ended.
@@ -30,12 +30,12 @@ pub struct Outcome {
     pub output: String,
     /// How long it took.
     pub elapsed: Duration,
-    /// What its answers begin with.
+    /// The mark at the start of its answers.
     pub(crate) nonce: String,
 }
 
 impl Outcome {
-    /// What the child said to its parent ([`answer::line`]), line by line; anything else that was printed does not count.
+    /// The child's messages to its parent ([`answer::line`]), line by line; other output does not count.
     pub fn answers(&self) -> impl DoubleEndedIterator<Item = &str> {
         answer::answers(&self.output, &self.nonce)
     }
@@ -45,27 +45,28 @@ impl Outcome {
         self.output.lines().filter(|line| !line.trim().is_empty() && !line.starts_with(&self.nonce))
     }
 
-    /// The last of them: what went wrong, in most cases.
+    /// The last of them: usually what went wrong.
     pub fn last_words(&self) -> &str {
         self.other_words().next_back().unwrap_or_default()
     }
 }
 
-/// How often the output of a child that is starting is looked at.
+/// How often to check the output of a child that is starting.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Runs a child to its end. Returns within the deadline and a grace of 15 seconds, whatever the child does.
+/// Runs a child to its end. Returns within the deadline plus a grace period of 15 seconds, whatever the child does.
 pub fn supervise(child: &Child) -> Result<Outcome, SuperviseError> {
     run(child, |process, started| {
         process.wait_until(started + child.deadline);
     })
 }
 
-/// On a machine with much other work a child gets this many times its deadline at most.
+/// On a busy machine a child gets at most this many times its deadline.
 const BUSY: u32 = 4;
 
-/// Runs a child whose time counts from when its output says that it is ready, which may take as long as `start`. What it waits for a
-/// processor does not count either. Returns with whether it ever was ready, within start, four deadlines and a grace of 15 seconds.
+/// Runs a child whose time starts when its output says that it is ready, after at most `start`. Time spent waiting
+/// for a processor does not count either. Also returns whether it was ever ready. Takes at most start, four deadlines
+/// and a grace period of 15 seconds.
 pub fn supervise_when_ready(
     child: &Child,
     start: Duration,
@@ -81,7 +82,7 @@ pub fn supervise_when_ready(
                 ready = is_ready(&process.output());
             }
         }
-        // One that was not ready in time gets no more of it.
+        // A child that was not ready in time gets no more time.
         if ready {
             wait_with_a_processor(process, child.deadline);
         }
@@ -90,7 +91,7 @@ pub fn supervise_when_ready(
     Ok((outcome, ready))
 }
 
-/// Waits until the child has ended, or has had as much time with a processor for it.
+/// Waits until the child has ended, or has had that much time on a processor.
 fn wait_with_a_processor(process: &Process, deadline: Duration) {
     let (ready, before) = (Instant::now(), process.waited_for_a_processor());
     let mut until = ready + deadline;
@@ -113,7 +114,7 @@ fn run(child: &Child, wait: impl FnOnce(&mut Process, Instant)) -> Result<Outcom
     Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed(), nonce })
 }
 
-/// Starts a child that marks its answers with a number, which is returned too.
+/// Starts a child that marks its answers with a number, and returns the number too.
 pub(crate) fn start_answering(
     command: &[String],
     environment: &[(String, Option<String>)],

@@ -1,4 +1,4 @@
-//! A child that is given one task after another and says line by line what it does with them.
+//! A child that receives one task after another and reports its work line by line.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -11,22 +11,22 @@ use crate::process::{Process, SuperviseError};
 use crate::session::Launch;
 use crate::supervise::{GRACE, Outcome, start_answering};
 
-/// How often a silent child is looked at.
+/// How often to check a silent child.
 const LOOK: Duration = Duration::from_millis(20);
-/// The longest line that is taken from a child.
+/// The longest line that is accepted from a child.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// A child at work. Dropping it kills it; when this process ends, the child finds its standard input closed.
+/// A working child. Dropping it kills it; when this process ends, the child finds its standard input closed.
 pub struct TalkingChild {
     process: Process,
     tasks: UnixStream,
     nonce: String,
     started: Instant,
-    /// How far its output was read.
+    /// How far its output has been read.
     read: u64,
-    /// What was read and is no whole line yet.
+    /// What has been read and is not yet a whole line.
     rest: Vec<u8>,
-    /// Whole lines that were read and not looked at.
+    /// Whole lines that have been read and not yet handled.
     lines: VecDeque<String>,
 }
 
@@ -36,7 +36,7 @@ impl TalkingChild {
         let program = || launch.command.first().cloned().unwrap_or_default();
         let cannot = |error| SuperviseError::Start { program: program(), error };
         let (tasks, theirs) = UnixStream::pair().map_err(cannot)?;
-        // A child that reads nothing must not keep us waiting.
+        // A child that reads nothing must not make us wait.
         tasks.set_nonblocking(true).map_err(cannot)?;
         let started = Instant::now();
         let stdin = Stdio::from(OwnedFd::from(theirs));
@@ -49,17 +49,17 @@ impl TalkingChild {
         self.tasks.write_all(format!("{task}\n").as_bytes())
     }
 
-    /// What the child says next ([`crate::answer::line`]); none when it has ended, or was silent for too long.
+    /// The child's next message ([`crate::answer::line`]); `None` when it has ended, or was silent for too long.
     pub fn next(&mut self, patience: Duration) -> Option<String> {
         let until = Instant::now() + patience;
         loop {
-            // Asked first: then everything that it said before its end is there.
+            // Ask this first: everything that it said before its end is then there.
             let has_ended = self.process.wait_until(Instant::now());
             while let Some(line) = self.line() {
                 if let Some(said) = line.strip_prefix(&self.nonce).and_then(|rest| rest.strip_prefix(' ')) {
                     return Some(said.to_owned());
                 }
-                // One that prints without end says nothing either.
+                // A child that prints without end says nothing either.
                 if Instant::now() >= until {
                     return None;
                 }
@@ -72,7 +72,7 @@ impl TalkingChild {
         }
     }
 
-    /// Ends the child, within a grace of 15 seconds.
+    /// Ends the child, within a grace period of 15 seconds.
     pub fn finish(mut self) -> Outcome {
         let ended = self.process.end(GRACE);
         Outcome { ended, output: self.process.output(), elapsed: self.started.elapsed(), nonce: self.nonce.clone() }

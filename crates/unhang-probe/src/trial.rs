@@ -1,5 +1,5 @@
-//! What a child written in Rust does with an attempt: operands are made, the device computes, and the result is compared with an
-//! engine that is trusted. What the error means the prober says.
+//! What a child written in Rust does with an attempt: it makes operands, has the device compute, and compares the
+//! result with a trusted engine. The prober judges the error.
 
 use std::os::unix::net::UnixStream;
 
@@ -9,10 +9,10 @@ use unhang_engine::{Elements, ElementsMut, Engine, EngineName, Operands, bf16, f
 use crate::child::{self, Speaker};
 use crate::protocol::{Answer, CameBack, Request, Stage};
 
-/// What a convolution came to, apart from its numbers.
+/// What is known about a convolution, apart from its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convolved {
-    /// Seconds of getting ready (search, compilation) and the first run together.
+    /// Seconds of preparation (search, compilation) and the first run together.
     pub first_seconds: f64,
     /// Seconds when warm.
     pub seconds: f64,
@@ -29,18 +29,18 @@ pub enum NotComputed {
     Failed(String),
 }
 
-/// Something with a device below it that computes convolutions on operands in this process's memory.
+/// Computes convolutions with a device, on operands in this process's memory.
 pub trait Convolves {
-    /// The engine that it is.
+    /// The engine.
     fn engine(&self) -> EngineName;
 
-    /// What it is, for the prober.
+    /// A description for the prober.
     fn about(&mut self) -> String;
 
-    /// Whether the device takes data and gives it back.
+    /// Whether the device accepts data and returns it.
     fn copies(&mut self) -> Result<bool, String>;
 
-    /// Computes a problem. `ready` is called when everything is searched and compiled and the convolution itself begins.
+    /// Computes a problem. Calls `ready` when search and compilation are done and the convolution itself begins.
     fn convolve<T: Element>(
         &mut self,
         problem: &Problem,
@@ -50,13 +50,13 @@ pub trait Convolves {
     ) -> Result<Convolved, NotComputed>;
 }
 
-/// A type of elements.
+/// An element type.
 pub trait Element: Copy + Into<f64> {
-    /// The nearest to a number.
+    /// The nearest value to a number.
     fn of(number: f32) -> Self;
-    /// Numbers to read.
+    /// Elements to read.
     fn elements(data: &[Self]) -> Elements<'_>;
-    /// Numbers to write.
+    /// Elements to write.
     fn elements_mut(data: &mut [Self]) -> ElementsMut<'_>;
 }
 
@@ -80,9 +80,9 @@ element!(f64, F64, f64::from);
 element!(f16, F16, f16::from_f32);
 element!(bf16, Bf16, bf16::from_f32);
 
-/// Serves requests until the socket is closed. `judge` computes what is right.
+/// Serves requests until the socket is closed. `judge` computes the correct result.
 pub fn serve(socket: UnixStream, mut device: impl Convolves, judge: &dyn Engine) -> std::io::Result<()> {
-    // The runtime is started before anything is asked, within the deadline of a start.
+    // The runtime starts before any request, within the deadline of a start.
     let about = device.about();
     child::serve(socket, || about, |request, speaker| answer(&mut device, judge, request, speaker))
 }
@@ -117,7 +117,7 @@ pub fn answer(
     }
 }
 
-/// An attempt begins in the stage in which operands are made: only the later ones are said.
+/// An attempt begins in the stage that makes operands, so only later stages are reported.
 fn attempt<T: Element>(
     device: &mut impl Convolves,
     judge: &dyn Engine,

@@ -1,4 +1,4 @@
-//! From what happened to a verdict with its words.
+//! Turns what happened into a verdict and its words.
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict, tolerance};
@@ -16,7 +16,7 @@ pub struct Attempt {
     pub problem: Problem,
     /// The engine.
     pub engine: EngineName,
-    /// Under which profile or solver family, or empty.
+    /// The profile or solver family, or empty.
     pub variant: String,
 }
 
@@ -27,21 +27,21 @@ pub struct Tried {
     pub attempt: Attempt,
     /// How it ended.
     pub verdict: Verdict,
-    /// Where it was when it hung or crashed.
+    /// The stage in which it hung or crashed.
     pub stage: Option<Stage>,
     /// Seconds when warm.
     pub seconds: Option<f64>,
-    /// Seconds of the first call, with all that it compiles and searches.
+    /// Seconds of the first call, including compilation and search.
     pub first_seconds: Option<f64>,
-    /// Largest error of one number, relative to the largest of the CPU engine's result.
+    /// The largest error of one value, relative to the largest value of the CPU engine's result.
     pub relative_error: Option<f64>,
-    /// How many numbers are not finite where the CPU engine's are.
+    /// The number of values that are not finite where the CPU engine's are.
     pub not_numbers: Option<u64>,
-    /// The signal by which the child died.
+    /// The signal that killed the child.
     pub signal: Option<i32>,
     /// What happened, in words.
     pub detail: String,
-    /// How long the attempt took in all, in seconds.
+    /// How long the attempt took altogether, in seconds.
     pub elapsed: f64,
     /// When it ended, in seconds since 1970.
     pub unix_seconds: i64,
@@ -93,7 +93,7 @@ impl Tried {
         }
     }
 
-    /// The verdict on an attempt whose child was lost; none where the prober itself gave it up.
+    /// The verdict on an attempt whose child was lost; `None` if the prober itself gave it up.
     pub(crate) fn fallen(attempt: Attempt, fallen: &Fallen, elapsed: f64) -> Option<Tried> {
         let said = explain(&fallen.output).map(|line| format!("; it printed: {line}")).unwrap_or_default();
         let (verdict, stage, mut detail) = match &fallen.failure {
@@ -140,7 +140,7 @@ impl Tried {
         Some(Tried { stage, signal, ..Tried::new(attempt, verdict, elapsed, detail) })
     }
 
-    /// Whether it says something of the convolution. A child that was lost before or after it does not.
+    /// Whether it says anything about the convolution. A child lost before or after it does not.
     pub fn is_evidence(&self) -> bool {
         !matches!(self.stage, Some(Stage::Start | Stage::Prepare | Stage::Check))
     }

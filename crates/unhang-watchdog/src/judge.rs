@@ -1,4 +1,4 @@
-//! The judge: looks at what is oldest in each lane and for how long it has been. It asks no driver and waits for nobody.
+//! The judge: looks at each lane's oldest marker and its age. It calls no driver and waits for nobody.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::lane::{Kind, Lane, Oldest};
 use crate::shared::{Hang, Place, Shared};
 
-/// For how long each thing has been as it is, in time in which this process ran. Time that passed while the whole
-/// process stood still (stopped, suspended, starved) counts as two ticks at most.
+/// How long each thing has been unchanged, in time during which this process ran. Time in which the whole process
+/// stood still (stopped, suspended, starved) counts as two ticks at most.
 #[derive(Default)]
 struct Ages {
     ages: HashMap<(Thing, u64), Duration>,
@@ -17,7 +17,7 @@ struct Ages {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Thing {
-    /// A marker that is the oldest of the lane in that place.
+    /// A marker that is the lane's oldest.
     Marker(usize),
     /// A call that has not returned to the host.
     Inside,
@@ -26,7 +26,8 @@ enum Thing {
 }
 
 impl Ages {
-    /// Adds a step to the ages of what is still there; forgets the rest. Markers grow older only if they were looked at.
+    /// Ages everything that is still there by one step, and forgets the rest. Markers age only if the poller checked
+    /// them.
     fn step(&mut self, present: &[(Thing, u64)], step: Duration, looked: bool) {
         let before = std::mem::take(&mut self.ages);
         for key in present {
@@ -55,8 +56,9 @@ pub(crate) fn wait_for_hang<T>(shared: &Shared<T>) -> Option<Hang<T>> {
         let lanes = shared.lanes();
         let polls = shared.polls.load(Ordering::Relaxed);
         poller_stuck_for = if polls == last_polls { poller_stuck_for + step } else { Duration::ZERO };
-        // While the poller is stuck in the driver nothing is known of any lane: it may wait for a lock that a
-        // compilation holds for minutes. So only time in which it went round counts, and being stuck has the host's deadline.
+        // While the poller is stuck in the driver, nothing is known about any lane: it may wait for a lock that a
+        // compilation holds for minutes. So only time in which the poller made rounds counts, and being stuck has the
+        // host's deadline.
         let looked = polls.wrapping_sub(last_polls) >= 2 * lanes.len() as u64;
         last_polls = polls;
         let found = Found::gather(shared, &lanes);
@@ -74,7 +76,7 @@ pub(crate) fn wait_for_hang<T>(shared: &Shared<T>) -> Option<Hang<T>> {
     None
 }
 
-/// What is there at one moment.
+/// The state at one moment.
 struct Found<'a, T> {
     lanes: &'a [Arc<Lane<T>>],
     oldest: Vec<(usize, Oldest<T>)>,
@@ -99,7 +101,7 @@ impl<T> Found<'_, T> {
         markers.chain(inside).chain(calls).collect()
     }
 
-    /// The poller got stuck while asking about this lane.
+    /// The poller got stuck while checking this lane.
     fn stuck(self, place: usize, waited: Duration) -> Option<Hang<T>> {
         let lane = self.lanes.get(place)?;
         let subject = self.oldest.into_iter().find(|(at, _)| *at == place).and_then(|(_, oldest)| match oldest.kind {

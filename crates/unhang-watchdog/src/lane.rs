@@ -1,39 +1,39 @@
-//! One stream, and the markers in it.
+//! One stream and its markers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The driver's events, as far as they are needed. Handles are numbers.
+/// The driver's events, as far as we need them. Handles are numbers.
 pub trait Events: Send + Sync {
-    /// Makes an event.
+    /// Creates an event.
     fn create(&self) -> Result<u64, String>;
-    /// Puts an event into a stream. May block while the stream's queue is full.
+    /// Records an event in a stream. May block while the stream's queue is full.
     fn record(&self, event: u64, stream: u64) -> Result<(), String>;
-    /// Whether an event has happened.
+    /// Whether an event has completed.
     fn has_happened(&self, event: u64) -> Result<bool, String>;
-    /// Whether the stream records a graph: then nothing may be put into it.
+    /// Whether the stream records a graph: nothing may be added to it then.
     fn is_capturing(&self, stream: u64) -> bool;
-    /// Whether a stream lives as long as the process. Into others nothing is put while no call is in them: their owner may have
-    /// destroyed them.
+    /// Whether a stream lives as long as the process. Other streams get no markers outside calls, because their owner
+    /// may have destroyed them.
     fn is_lasting(&self, _stream: u64) -> bool {
         true
     }
-    /// Called once by the thread that will ask, before it asks.
+    /// Called once by the polling thread before its first query.
     fn prepare_thread(&self) {}
 }
 
-/// More markers than this wait in no queue that a driver has; beyond it calls go unwatched.
+/// No driver's queue holds more markers than this; beyond it, calls are not watched.
 const MOST_MARKERS: usize = 1 << 14;
 
-/// What a marker tells when it does not happen.
+/// What it means if a marker does not complete.
 #[derive(Debug)]
 pub(crate) enum Kind<T> {
-    /// It stands before a call: something else hangs.
+    /// It is before a call: something else hangs.
     Before,
-    /// It stands after this call.
+    /// It is after this call.
     After(Arc<T>),
-    /// It was put while the stream had no other, during this call if any.
+    /// It was added while the stream had no other marker, during this call if there is one.
     Fence(Option<Arc<T>>),
 }
 
@@ -50,23 +50,23 @@ impl<T> Clone for Kind<T> {
 struct Marker<T> {
     kind: Kind<T>,
     event: u64,
-    /// Whether it is in the stream yet: putting it there may block.
+    /// Whether it has been recorded: recording may block.
     is_recorded: bool,
-    /// Whether calls before it went unwatched, so that it says nothing about its own.
+    /// Whether earlier calls were not watched, so that it says nothing about its own.
     follows_gap: bool,
 }
 
 struct LaneState<T> {
     markers: VecDeque<Marker<T>>,
-    /// The number of the first marker in the queue; numbers are never used again.
+    /// The number of the first marker in the queue; numbers are never reused.
     first: u64,
     /// Calls that have not returned to the host.
     inside: Vec<(u64, Arc<T>)>,
-    /// Events that have happened and can be used again.
+    /// Completed events, for reuse.
     free: Vec<u64>,
     has_gap: bool,
     last_fence: Option<Instant>,
-    /// What the driver said when it refused; nothing is asked of it any more.
+    /// The driver's error; after it, the driver is not asked again.
     broken: Option<String>,
 }
 
@@ -80,7 +80,7 @@ pub struct Lane<T> {
     state: Mutex<LaneState<T>>,
 }
 
-/// The oldest marker that has not happened.
+/// The oldest marker that has not completed.
 pub(crate) struct Oldest<T> {
     pub number: u64,
     pub kind: Kind<T>,
@@ -101,7 +101,7 @@ impl<T> Lane<T> {
         Lane { device, stream, events, state: Mutex::new(state) }
     }
 
-    /// Never held while the driver is called.
+    /// Never held during a driver call.
     fn state(&self) -> MutexGuard<'_, LaneState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,18 +110,18 @@ impl<T> Lane<T> {
         self.events.prepare_thread();
     }
 
-    /// What the driver said when it refused, if it did.
+    /// The driver's error, if it reported one.
     pub fn broken(&self) -> Option<String> {
         self.state().broken.clone()
     }
 
-    /// How many markers have not been seen to happen.
+    /// The number of markers that have not been seen to complete.
     pub fn outstanding(&self) -> usize {
         self.state().markers.len()
     }
 
-    /// Puts a marker into the stream. `inside` is the call that it is said to stand in: when that has returned by the time the
-    /// marker is recorded, the marker may stand behind other work, and stands for no call.
+    /// Adds a marker to the stream. `inside` is the call that it belongs to. If that call returned before the marker
+    /// was recorded, the marker may be behind other work, and belongs to no call.
     fn put(&self, kind: Kind<T>, inside: Option<u64>) {
         let (number, known) = {
             let mut state = self.state();
@@ -145,7 +145,7 @@ impl<T> Lane<T> {
         let mut state = self.state();
         match recorded {
             Ok(event) => {
-                // It is still there: only what is recorded is taken out.
+                // It is still there: only recorded markers are removed.
                 let at = number.wrapping_sub(state.first) as usize;
                 let has_returned = inside.is_some_and(|call| state.inside.iter().all(|(number, _)| *number != call));
                 if let Some(marker) = state.markers.get_mut(at) {
@@ -159,8 +159,8 @@ impl<T> Lane<T> {
         }
     }
 
-    /// A call begins; the number by which [`Lane::end`] knows it, or none while a graph is recorded.
-    /// What is launched before a nested call is the work of the one around it.
+    /// A call begins. Returns the number for [`Lane::end`], or `None` while a graph is recorded. Work launched before
+    /// a nested call belongs to the outer one.
     pub(crate) fn begin(&self, call: u64, subject: &Arc<T>, is_nested: bool) -> bool {
         if self.events.is_capturing(self.stream) {
             return false;
@@ -178,13 +178,14 @@ impl<T> Lane<T> {
             let Some(at) = state.inside.iter().rposition(|(number, _)| *number == call) else { return };
             state.inside.remove(at).1
         };
-        // A recording may have begun inside: then what was launched is not in the stream.
+        // A recording may have begun inside: the launched work is then not in the stream.
         if !self.events.is_capturing(self.stream) {
             self.put(Kind::After(subject), None);
         }
     }
 
-    /// Takes out what has happened, and puts a fence where nothing waits. Asks the driver, so it may never return.
+    /// Removes completed markers, and adds a fence where none is waiting. It calls the driver, so it may never
+    /// return.
     pub(crate) fn poll(&self, fence_every: Duration) {
         loop {
             let event = match self.state().markers.front() {
@@ -231,7 +232,8 @@ impl<T> Lane<T> {
     }
 }
 
-/// The driver refused: the program will hear of it in its own calls. Nothing more can be told of this stream.
+/// The driver reported an error, which the program will see in its own calls. Nothing more can be learned about this
+/// stream.
 fn give_up<T>(state: &mut LaneState<T>, error: String) {
     state.broken = Some(error);
     state.first += state.markers.len() as u64;

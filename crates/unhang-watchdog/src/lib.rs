@@ -1,21 +1,21 @@
 //! Which call hangs on an accelerator, and what its process leaves behind ([`HangReport`]).
 //!
-//! Launches are asynchronous: a call that returned has only been queued. So a marker (an event of the driver) goes into
-//! the stream before and after each watched call, and markers of ours ("fences") where nothing else was put. Markers of
-//! a stream happen in order, so there is one rule: **the oldest marker that has not happened, and has been the oldest
-//! for longer than the deadline, tells what hangs.** If it stands after a call, that call; if it is a fence put while a
-//! call had not returned to the host, that call (a library that tries candidates and waits for them); otherwise
-//! something else.
+//! Launches are asynchronous: a call that returned has only been queued. So a marker (an event of the driver) goes
+//! into the stream before and after each watched call, and a marker of ours (a "fence") where there is no other.
+//! Markers of a stream complete in order, so there is one rule: **the oldest marker that has not completed, and has
+//! been the oldest for longer than the deadline, says what hangs.** If it is after a call, that call hangs. If it is
+//! a fence added before a call returned to the host, that call hangs (a library that tries candidates and waits for
+//! them). Otherwise something else hangs.
 //!
-//! A deep queue is no hang (the oldest marker keeps changing), nor is a compilation or a slow data loader (the stream is
-//! idle and fences happen). Time in which the whole process stood still does not count.
+//! A deep queue is not a hang, because the oldest marker keeps changing. Nor is a compilation or a slow data loader,
+//! because the stream is idle and fences complete. Time in which the whole process stood still does not count.
 //!
-//! Two threads: the *poller* asks the driver, and may get stuck in it; the *judge* asks nobody, looks at what the poller
-//! left behind, and always answers. Neither needs an interpreter's lock.
+//! There are two threads. The *poller* calls the driver, and may get stuck in it. The *judge* calls nobody, looks at
+//! what the poller left behind, and always answers. Neither needs an interpreter's lock.
 //!
-//! This crate must not know a driver, torch, a convolution or a store: events come through [`Events`], what is watched
-//! is the caller's type, what to do about a hang is the caller's function, and a report has what hung as text. The shield
-//! stands on it: no dependency but `unhang-guard`, unless reports are to be read.
+//! This crate must not know a driver, torch, a convolution or a store. Events come through [`Events`], the caller's
+//! type says what is watched, the caller's function handles a hang, and a report names what hung as text. The shield
+//! uses this crate, so it depends on nothing but `unhang-guard`, unless reports are read.
 
 #![forbid(unsafe_code)]
 

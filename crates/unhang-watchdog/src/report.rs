@@ -1,6 +1,7 @@
 //! What a watchdog leaves behind when it ends its process: the exit code, and a report for `unhang run`.
 //!
-//! The shield writes it from other people's processes, so writing needs no dependency. Reading does (the feature `read`).
+//! The shield writes it from other people's processes, so writing needs no dependencies. Reading does (the feature
+//! `read`).
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,34 +11,34 @@ use unhang_guard::{Identity, PrivateFolder};
 
 /// The exit code of a process whose watched call did not return.
 pub const HANG_IN_CALL: u8 = 86;
-/// The exit code of a process that hangs in anything else.
+/// The exit code of a process that hangs in something else.
 pub const HANG_OUTSIDE: u8 = 87;
-/// The most time that a watchdog may take to report and end its process, whatever gets stuck.
+/// The longest that a watchdog may take to report and end its process, whatever gets stuck.
 pub const LONGEST_FAREWELL: Duration = Duration::from_secs(20);
 
-/// What hung, in a process that its watchdog ends.
+/// What hung in a process, before its watchdog ends it.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "read", derive(serde::Deserialize))]
 pub struct HangReport {
-    /// The process, which the next three tell from others of the same number.
+    /// The process id; the next three fields identify the process.
     pub process: u32,
-    /// The boot of the machine.
+    /// The machine's boot.
     #[cfg_attr(feature = "read", serde(default))]
     pub boot: String,
-    /// The namespace of process numbers.
+    /// The process id namespace.
     #[cfg_attr(feature = "read", serde(default))]
     pub namespace: String,
     /// When the process started.
     #[cfg_attr(feature = "read", serde(default))]
     pub started: String,
-    /// The code that it ends with.
+    /// The code that it exits with.
     #[cfg_attr(feature = "read", serde(default))]
     pub code: u8,
     /// The keys of what the call computes.
     pub problems: Vec<String>,
-    /// Who computes it; none where no watched call hangs.
+    /// The engine; `None` if no watched call hangs.
     pub engine: Option<String>,
-    /// Which of the engine's ways was being measured; empty for the engine's own choice.
+    /// The engine's candidate that was being measured; empty for its normal choice.
     #[cfg_attr(feature = "read", serde(default))]
     pub candidate: String,
     /// Whether the CPU plays the card.
@@ -46,13 +47,13 @@ pub struct HangReport {
     /// Where it hangs, in words.
     #[cfg_attr(feature = "read", serde(default))]
     pub place: String,
-    /// For how long nothing had moved.
+    /// For how long nothing had changed.
     #[cfg_attr(feature = "read", serde(default))]
     pub seconds: f64,
 }
 
 impl HangReport {
-    /// A report of this process, about no call yet.
+    /// A report about this process, without a call so far.
     pub fn of_this_process(place: &str, waited: Duration) -> HangReport {
         let Identity { pid, boot, namespace, started } = Identity::of_this_process();
         let (place, seconds) = (place.to_owned(), waited.as_secs_f64());
@@ -83,25 +84,25 @@ impl HangReport {
         self.problems.iter().map(|problem| format!("{who}@{problem}")).collect()
     }
 
-    /// Which process it is about.
+    /// The process that it is about.
     pub fn identity(&self) -> Identity {
         let (boot, namespace, started) = (self.boot.clone(), self.namespace.clone(), self.started.clone());
         Identity { boot, namespace, pid: self.process, started }
     }
 
-    /// Whether a file of the run's folder is a report.
+    /// Whether a file in the run's folder is a report.
     pub fn is_name(name: &str) -> bool {
         name.starts_with("hang-") && name.ends_with(".json")
     }
 
-    /// Leaves it in the folder of the run, whole or not at all.
+    /// Writes it to the run's folder, whole or not at all.
     pub fn write(&self, folder: &Path) {
         if let Ok(folder) = PrivateFolder::open_existing(folder) {
             let _ = folder.write(&format!("hang-{}.json", self.process), self.to_json().as_bytes());
         }
     }
 
-    /// The report as the file has it.
+    /// The report in the file's format.
     pub fn to_json(&self) -> String {
         let problems: Vec<String> = self.problems.iter().map(|problem| quoted(problem)).collect();
         let mut text = String::from("{");
@@ -123,14 +124,14 @@ impl HangReport {
         text + "}"
     }
 
-    /// Reads a report; none where the text is not one.
+    /// Reads a report; `None` if the text is not one.
     #[cfg(feature = "read")]
     pub fn from_json(bytes: &[u8]) -> Option<HangReport> {
         serde_json::from_slice(bytes).ok()
     }
 }
 
-/// A string of JSON.
+/// A JSON string.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {

@@ -1,4 +1,4 @@
-//! What the watch and its threads share: deadlines, what is watched, and what a hang is.
+//! State that the watch and its threads share: deadlines, what is watched, and what a hang is.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::lane::Lane;
 
-/// How long is too long.
+/// The deadlines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchSettings {
     /// For watched work on the accelerator, and for calls that are watched on the host.
     pub deadline: Duration,
-    /// For work on the accelerator that is not watched: nobody knows how long it may take.
+    /// For other work on the accelerator, whose duration nobody knows.
     pub outside_deadline: Duration,
     /// For a call that has not returned to the host while its stream is idle: compiling, searching.
     pub host_deadline: Duration,
@@ -31,12 +31,12 @@ impl WatchSettings {
     }
 }
 
-/// Where it hangs.
+/// Where a hang is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// On the accelerator, after the call had returned.
+    /// On the accelerator, after the call returned.
     Running,
-    /// On the accelerator, while the call had not returned: it waits for something that it launched.
+    /// On the accelerator, before the call returned: it waits for something that it launched.
     Searching,
     /// On the host, with an idle accelerator.
     Host,
@@ -53,11 +53,11 @@ pub struct Hang<T> {
     pub subject: Option<Arc<T>>,
     /// Where.
     pub place: Place,
-    /// For how long nothing had moved.
+    /// For how long nothing had changed.
     pub waited: Duration,
     /// The device, if it is on one.
     pub device: Option<i32>,
-    /// Whether calls before it went unwatched, so that the culprit may be one of them. Then there is no subject.
+    /// Whether earlier calls were not watched, so that one of them may be the culprit. There is then no subject.
     pub is_uncertain: bool,
 }
 
@@ -66,9 +66,9 @@ pub(crate) struct Shared<T> {
     pub lanes: RwLock<Vec<Arc<Lane<T>>>>,
     pub host_calls: Mutex<Vec<(u64, Arc<T>)>>,
     pub stopped: AtomicBool,
-    /// Moves as long as the driver answers the poller.
+    /// Changes as long as the driver answers the poller.
     pub polls: AtomicU64,
-    /// The lane that it is at.
+    /// The lane that the poller is checking.
     pub polled: AtomicU64,
     pub next_call: AtomicU64,
     sleep: Mutex<()>,
@@ -102,7 +102,7 @@ impl<T> Shared<T> {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Sleeps, or less if the watch is stopped.
+    /// Sleeps, but returns early if the watch is stopped.
     pub(crate) fn sleep(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +115,7 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Wakes whoever sleeps.
+    /// Wakes all sleepers.
     pub(crate) fn wake(&self) {
         drop(self.sleep.lock().unwrap_or_else(PoisonError::into_inner));
         self.woken.notify_all();

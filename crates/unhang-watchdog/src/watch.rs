@@ -1,4 +1,4 @@
-//! The watch: its threads, and the calls that are watched.
+//! The watch: its threads, and the watched calls.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ pub struct Call<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostCall(u64);
 
-/// Watches calls, and tells of the first that hangs.
+/// Watches calls, and reports the first that hangs.
 pub struct Watch<T> {
     shared: Arc<Shared<T>>,
     judge: Mutex<Option<JoinHandle<()>>>,
@@ -27,7 +27,7 @@ pub struct Watch<T> {
 }
 
 impl<T: Send + Sync + 'static> Watch<T> {
-    /// Starts watching; `on_hang` is called at most once, by a separate thread.
+    /// Starts watching. A separate thread calls `on_hang`, at most once.
     pub fn start(settings: WatchSettings, on_hang: impl FnOnce(Hang<T>) + Send + 'static) -> std::io::Result<Watch<T>> {
         let shared = Arc::new(Shared::new(settings));
         let judge = std::thread::Builder::new().name("unhang-judge".to_owned()).spawn({
@@ -41,7 +41,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         Ok(Watch { shared, judge: Mutex::new(Some(judge)), poller: Mutex::default() })
     }
 
-    /// The lane of a stream; made, and its thread started, when it is asked for first.
+    /// The lane of a stream. The first request creates it and starts its thread.
     pub fn lane(&self, device: i32, stream: u64, events: impl FnOnce() -> Arc<dyn Events>) -> Arc<Lane<T>> {
         let same = |lane: &&Arc<Lane<T>>| (lane.device, lane.stream) == (device, stream);
         if let Some(lane) = self.shared.lanes.read().unwrap_or_else(PoisonError::into_inner).iter().find(same) {
@@ -60,7 +60,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         if poller.is_none() {
             let shared = self.shared.clone();
             let spawned = std::thread::Builder::new().name("unhang-poller".to_owned()).spawn(move || poll(&shared));
-            // Without the thread nothing is seen to happen, which would look like a hang: so nothing is watched.
+            // Without the thread, nothing completes, which would look like a hang: so nothing is watched.
             match spawned {
                 Ok(thread) => *poller = Some(thread),
                 Err(_) => self.stop(),
@@ -69,7 +69,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         lane
     }
 
-    /// A call begins on a lane; none while a graph is recorded, or after the watch was stopped.
+    /// A call begins on a lane; `None` while a graph is recorded, or after the watch was stopped.
     pub fn begin(&self, lane: &Arc<Lane<T>>, subject: &Arc<T>) -> Option<Call<T>> {
         if self.shared.is_stopped() {
             return None;
@@ -77,7 +77,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         self.begin_as(lane, subject, false)
     }
 
-    /// A call begins inside of another one on the same lane, which has not returned: what hangs before it is that one.
+    /// A call begins inside another one on the same lane that has not returned. A hang before it is the outer call's.
     pub fn begin_inside(&self, lane: &Arc<Lane<T>>, subject: &Arc<T>) -> Option<Call<T>> {
         if self.shared.is_stopped() {
             return None;
@@ -90,7 +90,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         lane.begin(number, subject, is_nested).then(|| Call { lane: lane.clone(), number })
     }
 
-    /// It has returned to the host.
+    /// The call has returned to the host.
     pub fn end(&self, call: &Call<T>) {
         if !self.shared.is_stopped() {
             call.lane.end(call.number);
@@ -104,7 +104,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         HostCall(number)
     }
 
-    /// It has returned.
+    /// The call has returned.
     pub fn end_host(&self, call: HostCall) {
         let mut calls = self.shared.host_calls();
         if let Some(at) = calls.iter().rposition(|(number, _)| *number == call.0) {
@@ -116,7 +116,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
         self.shared.next_call.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Stops watching. Waits for the threads for at most that long: one may be stuck in the driver.
+    /// Stops watching. Waits at most that long for the threads: one may be stuck in the driver.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.stop();
         let until = Instant::now() + patience;

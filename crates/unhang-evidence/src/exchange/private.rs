@@ -1,4 +1,4 @@
-//! Taking out of a text what names a person or a machine.
+//! Removes from a text whatever names a person or a machine.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ pub struct Private {
 }
 
 impl Private {
-    /// Those of this machine and user, as far as they can be found out.
+    /// The names of this machine and user, as far as they can be found.
     pub fn of_this_machine() -> Private {
         let mut words: Vec<String> =
             ["USER", "LOGNAME", "SUDO_USER", "HOSTNAME"].iter().filter_map(|name| std::env::var(name).ok()).collect();
@@ -25,20 +25,20 @@ impl Private {
         Private::new(words)
     }
 
-    /// These words; of a host name with its domain, the first part alone too.
+    /// These words. For a host name with a domain, also its first part alone.
     pub fn new(words: impl IntoIterator<Item = String>) -> Private {
         let mut result: Vec<String> = Vec::new();
         for word in words {
             let word = word.trim().to_lowercase();
             let first = word.split('.').next().unwrap_or_default().to_owned();
             for candidate in [word, first] {
-                // A name of one or two letters would be found in every sentence.
+                // A name of one or two letters occurs in every sentence.
                 if candidate.chars().count() > 2 && !result.contains(&candidate) {
                     result.push(candidate);
                 }
             }
         }
-        // Longer ones first, so that a part does not spoil the whole.
+        // Longer ones first, so that a part does not prevent removing the whole.
         result.sort_by_key(|word| std::cmp::Reverse(word.len()));
         Private { words: result }
     }
@@ -46,7 +46,7 @@ impl Private {
 
 /// The text without paths, addresses, user and host names, on one line and without control characters.
 ///
-/// It errs on the side of taking out: any quoted text or word with a slash goes, though some are units or fractions.
+/// When in doubt, it removes: every quoted text and every word with a slash goes, even units and fractions.
 pub fn sanitise(text: &str, private: &Private) -> String {
     let text: String = text.chars().map(|c| if is_plain(c) { c } else { ' ' }).collect();
     let mut result: Vec<String> = Vec::new();
@@ -68,7 +68,7 @@ pub fn sanitise(text: &str, private: &Private) -> String {
     result.join(" ")
 }
 
-/// Words, a quoted text with a slash in it being one: a path may hold spaces.
+/// Splits into words. A quoted text with a slash counts as one word, because a path may contain spaces.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -81,7 +81,7 @@ fn pieces(text: &str) -> Vec<&str> {
                 rest = &inside[end + 1..];
             }
             _ => {
-                // Not the start of a quoted path: everything up to and with this quote, word by word.
+                // Not the start of a quoted path: takes everything up to and including this quote, word by word.
                 let upto = at + 1;
                 let boundary = rest[upto..].find(char::is_whitespace).map_or(rest.len(), |next| upto + next);
                 pieces.extend(rest[..boundary].split_whitespace());
@@ -93,19 +93,19 @@ fn pieces(text: &str) -> Vec<&str> {
     pieces
 }
 
-/// An IP address with anything around it.
+/// Whether it is an IP address with anything around it.
 fn is_address(word: &str) -> bool {
     let core = word.trim_matches(|c: char| !c.is_ascii_hexdigit() && c != ':');
     core.parse::<std::net::IpAddr>().is_ok_and(|_| core.contains("::") || core.matches(['.', ':']).count() >= 3)
         || core.parse::<std::net::SocketAddr>().is_ok()
 }
 
-/// The text with the words taken out wherever they stand as words, whatever their case.
+/// Removes the words wherever they stand as whole words, in any case.
 fn without_words(text: &str, words: &[String]) -> String {
     let mut text = text.to_owned();
     for word in words {
         let mut from = 0;
-        // Lower case may have another length in bytes; then positions would not match and the text is left whole.
+        // Lower case may have another length in bytes. Positions would then not match, and the text is left as it is.
         while let Some(at) = lower(&text).and_then(|lower| lower.get(from..)?.find(word.as_str())).map(|at| at + from) {
             let end = at + word.len();
             let is_part = |c: Option<char>| c.is_some_and(char::is_alphanumeric);

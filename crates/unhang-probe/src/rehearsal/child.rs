@@ -12,14 +12,14 @@ use super::table::{Behaviour, Table};
 use crate::child::{Speaker, compare, numbers};
 use crate::protocol::{Answer, CameBack, Request, Stage};
 
-/// What the GPU's runtime prints on a bad address, in its form.
+/// What the GPU's runtime prints on a bad address.
 const RUNTIME_MESSAGE: &str = "rehearsed: Queue aborting with error : HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION: The agent \
                                attempted to access memory beyond the largest legal address. code: 0x29";
-/// The file that says that the rehearsed card was lost.
+/// The file that marks the rehearsed card as lost.
 const LOST: &str = "card-is-lost";
 
-/// Serves requests on the socket until it is closed, as the table says; `engine` computes what works. `state` is a folder
-/// that all children of one rehearsal share: it stands for the card.
+/// Serves requests on the socket until it is closed, as the table says; `engine` computes what works. `state` is a
+/// folder that all children of one rehearsal share: it represents the card.
 pub fn serve(socket: UnixStream, table: &Table, engine: &dyn Engine, state: &Path) -> std::io::Result<()> {
     let child = Child { table, engine, state };
     crate::child::serve(socket, || "rehearsal".to_owned(), |request, speaker| child.answer(request, speaker))
@@ -54,7 +54,7 @@ impl Child<'_> {
             return Ok(Answer { ended: CameBack::Unsupported, detail, ..answer });
         }
         let began = Instant::now();
-        // What never returns needs no numbers.
+        // An attempt that never returns needs no result.
         let never =
             matches!(behaviour, Behaviour::HangCompile | Behaviour::HangFind | Behaviour::HangRun | Behaviour::Lost);
         let expected = match if never { Ok(Vec::new()) } else { compute(self.engine, &problem) } {
@@ -98,7 +98,7 @@ impl Child<'_> {
             _ => {}
         }
         speaker.stage(id, Stage::Check)?;
-        // The numbers are those of the CPU engine, spoilt; that they are wrong is then measured.
+        // Spoils the CPU engine's result. The comparison then finds that it is wrong.
         let mut found = expected.clone();
         match behaviour {
             Behaviour::Wrong => found.iter_mut().step_by(7).for_each(|number| *number = 1.0 - *number),
@@ -120,16 +120,16 @@ fn hang() -> ! {
 
 fn die_of(signal: Signal) -> ! {
     loop {
-        // The language's own handler of SIGSEGV takes the first for a stack overflow's and lets the next one through.
+        // Rust's own SIGSEGV handler takes the first signal for a stack overflow and lets the next one through.
         let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The CPU engine's result on numbers that are the same each time.
+/// The CPU engine's result on values that are the same each time.
 fn compute(engine: &dyn Engine, problem: &Problem) -> Result<Vec<f32>, EngineError> {
     let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    // Single precision plays every type: what is compared is a copy of these same numbers.
+    // Single precision stands for every type, because the result is compared with a copy of itself.
     let problem = problem.with_data_type(DataType::F32);
     let (first, second) = (numbers(first, 1), numbers(second, 2));
     let mut computed = vec![f32::NAN; result];

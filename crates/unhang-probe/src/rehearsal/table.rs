@@ -10,15 +10,15 @@ use unhang_engine::EngineName;
 /// What a rehearsed card does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Behaviour {
-    /// Returns the right numbers.
+    /// Returns the right result.
     Works,
-    /// Never returns from compiling.
+    /// Never returns from compilation.
     HangCompile,
     /// Never returns from the library's search.
     HangFind,
     /// Never returns from the kernel.
     HangRun,
-    /// Never returns from the kernel, and the card does not recover: canaries hang from then on.
+    /// Never returns from the kernel, and the card does not recover: from then on canaries hang.
     Lost,
     /// Dies as the GPU's runtime does on a bad address: a message, then SIGABRT.
     Abort,
@@ -28,13 +28,13 @@ pub enum Behaviour {
     Killed,
     /// Ends with code 0 and no answer.
     Exit,
-    /// Returns numbers of which some are wrong.
+    /// Returns a partly wrong result.
     Wrong,
-    /// Returns results of which some are NaN.
+    /// Returns a result with some NaN.
     NotNumbers,
-    /// Sends what is no answer.
+    /// Sends something that is not an answer.
     Garbage,
-    /// Sends more than anybody wants to read.
+    /// Sends far too much.
     Flood,
     /// Declines.
     Unsupported,
@@ -134,20 +134,20 @@ impl FromStr for Number {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     engine: Option<EngineName>,
-    /// None for any.
+    /// `None` for any.
     variant: Option<String>,
     channels: (Number, Number),
     size: Number,
     /// What the card does.
     pub behaviour: Behaviour,
-    /// Who says so.
+    /// The source of the claim.
     pub source: String,
-    /// What contradicts it, or what else there is to say.
+    /// What contradicts it, or other remarks.
     pub note: String,
 }
 
 impl Line {
-    /// Whether the line is about this attempt. Sizes are the larger side of the input.
+    /// Whether the line applies to this attempt. Sizes are the larger side of the input.
     pub fn applies(&self, problem: &Problem, engine: EngineName, variant: &str) -> bool {
         let [height, width] = problem.in_size();
         self.engine.is_none_or(|it| it == engine)
@@ -168,7 +168,7 @@ pub struct TableError {
     pub what: String,
 }
 
-/// What a rehearsed card does with which convolution: the first line that applies decides.
+/// What a rehearsed card does with each convolution: the first line that applies decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     /// The lines, in order.
@@ -221,7 +221,7 @@ impl Table {
         Ok(Table { lines })
     }
 
-    /// The line that decides about an attempt, if any is about it.
+    /// The line that decides an attempt, if one applies.
     pub fn line(&self, problem: &Problem, engine: EngineName, variant: &str) -> Option<&Line> {
         self.lines.iter().find(|line| line.applies(problem, engine, variant))
     }

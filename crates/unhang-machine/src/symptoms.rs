@@ -13,6 +13,10 @@ const SYMPTOMS: &[Symptom] = &[
     (&["hiprtc_error_compilation"], &["batch-norm-compile"]),
     (&["miopenbatchnorm"], &["batch-norm-compile"]),
     (&["unsupported target", "gfx10"], &["triton-unsupported-target"]),
+    (&["cannot select", "fdot2"], &["triton-dot"]),
+    (&["cannot select", "llvm.amdgcn.sdot"], &["triton-dot"]),
+    (&["cannot select", "llvm.amdgcn.udot"], &["triton-dot"]),
+    (&["cannot select", "llvm.amdgcn.fdot"], &["triton-dot"]),
     (&["triton", "zeros"], &["triton-writes-zeros"]),
     (&["triton", "all zero"], &["triton-writes-zeros"]),
     (&["triton", "writes nothing"], &["triton-writes-zeros"]),
@@ -63,11 +67,20 @@ const SYMPTOMS: &[Symptom] = &[
     (&["queue preemption"], &["queue-preemption"]),
     (&["queues preemption"], &["queue-preemption"]),
     (&["kiq fence"], &["queue-preemption"]),
+    // ROCm's own queues never time out on a ring: the driver loses them in other words.
+    (&["ring", "timeout", "llama"], &["vulkan-device-lost"]),
+    (&["ring", "timeout", "ollama"], &["vulkan-device-lost"]),
+    (&["ring", "timeout", "ggml"], &["vulkan-device-lost"]),
+    (&["ring", "timeout", "vulkan"], &["vulkan-device-lost"]),
+    (&["ring", "timeout", "radv"], &["vulkan-device-lost"]),
     (&["ring", "timeout"], &["ring-timeout"]),
+    (&["vk_error_device_lost"], &["vulkan-device-lost"]),
+    (&["errordevicelost"], &["vulkan-device-lost"]),
+    (&["vk::devicelosterror"], &["vulkan-device-lost"]),
+    (&["ggml_vulkan", "device lost"], &["vulkan-device-lost"]),
+    (&["guilty of a hard recovery"], &["vulkan-device-lost", "ring-timeout"]),
     (&["device_lost"], &["ring-timeout"]),
     (&["devicelost"], &["ring-timeout"]),
-    (&["errordevicelost"], &["ring-timeout"]),
-    (&["guilty of a hard recovery"], &["ring-timeout"]),
     (&["gpu reset"], &["ring-timeout", "queue-preemption"]),
     (&["atomics not supported"], &["pci-atomics"]),
     (&["pci rejects atomics"], &["pci-atomics"]),
@@ -110,7 +123,7 @@ const IN_OWN_WORDS: &[Symptom] = &[
 const HANGS: &[&str] =
     &["spoofed-architecture", "torch-known-to-hang", "find-enforce-search", "queue-preemption", "ring-timeout"];
 
-/// Sections that are no finding's: the doctor cannot see them, people ask for them.
+/// Sections without a finding: the doctor cannot see these things, but people ask about them.
 pub const TOPICS: &[&str] = &[
     "routes",
     "other-amd-cards",
@@ -120,6 +133,8 @@ pub const TOPICS: &[&str] = &[
     "hipblas-status",
     "illegal-memory-access",
     "triton-unsupported-target",
+    "triton-dot",
+    "vulkan-device-lost",
     "webui-gpu-check",
     "llama-cpp",
     "out-of-memory",
@@ -130,18 +145,30 @@ pub const TOPICS: &[&str] = &[
 /// How programs that do not use torch name themselves in what they print.
 const WITHOUT_TORCH: &[&str] = &["llama", "ggml", "gguf", "ollama"];
 /// Sections about the card, the driver and the slot: they hold for any program.
-const ABOUT_THE_CARD: &[&str] =
-    &["kfd-no-access", "queue-preemption", "ring-timeout", "pci-atomics", "out-of-memory", "virtual-machine"];
+const ABOUT_THE_CARD: &[&str] = &[
+    "kfd-no-access",
+    "queue-preemption",
+    "ring-timeout",
+    "vulkan-device-lost",
+    "pci-atomics",
+    "out-of-memory",
+    "virtual-machine",
+];
 
 /// The command to go on with after a section and the text that led to it, where the doctor's plan has none.
 pub fn next_command(section: &str, text: &str) -> &'static str {
     match section {
         "batch-norm-compile" | "triton-writes-zeros" => crate::routes::RUN,
         "framework-refuses-chip" => crate::routes::RUN_SPOOFED,
+        "kfd-no-access" if text.to_lowercase().contains("rock module is not loaded") => "sudo modprobe amdgpu",
         "miopen-status" => "unhang miopen-cache verify",
         "hipblas-status" => "TORCH_BLAS_PREFER_HIPBLASLT=0 unhang run -- python train.py",
         "illegal-memory-access" => "unhang doctor --self-test",
         "triton-unsupported-target" => "pip install 'triton<3.9'",
+        "triton-dot" => "pip install 'triton<3.8'",
+        "vulkan-device-lost" if ["llama", "ggml", "vk::"].iter().any(|word| text.to_lowercase().contains(word)) => {
+            "llama-server -m model.gguf -ngl 99 -ub 256"
+        }
         "webui-gpu-check" => "unhang doctor --python venv/bin/python",
         // Both have a Vulkan backend, which needs no ROCm. ollama's log has these words without its name.
         "llama-cpp" if ["ollama", "amdgpu is not supported"].iter().any(|word| text.to_lowercase().contains(word)) => {
@@ -160,7 +187,7 @@ pub fn is_about_torch(section: &str) -> bool {
     !["llama-cpp", "framework-refuses-chip"].contains(&section) && !ABOUT_THE_CARD.contains(&section)
 }
 
-/// The sections that a pasted text leads to, the most telling first; none if nothing in it is known.
+/// The sections that a pasted text leads to, most telling first; empty if nothing in it is known.
 pub fn sections_for(text: &str) -> Vec<&'static str> {
     let text = text.to_lowercase();
     let found = sections_of_words(&text);
@@ -170,7 +197,11 @@ pub fn sections_for(text: &str) -> Vec<&'static str> {
     // Such a program brings its own libraries: only what holds for any program holds for it.
     let mut others = Vec::new();
     for section in found {
-        let section = if is_about_torch(section) { "llama-cpp" } else { section };
+        let section = match section {
+            "ring-timeout" => "vulkan-device-lost",
+            section if is_about_torch(section) => "llama-cpp",
+            section => section,
+        };
         if !others.contains(&section) {
             others.push(section);
         }
@@ -184,7 +215,7 @@ fn sections_of_words(text: &str) -> Vec<&'static str> {
     if !found.is_empty() {
         return found;
     }
-    // Whole words, or their beginnings: "change" is no hang, and "financial" no NaN.
+    // Whole words, or their beginnings: "change" is not a hang, and "financial" is not NaN.
     let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric()).collect();
     of_table(IN_OWN_WORDS, |wanted| match wanted {
         "nan" => words.contains(&wanted),
@@ -193,7 +224,7 @@ fn sections_of_words(text: &str) -> Vec<&'static str> {
     })
 }
 
-/// Whether a text has the words, with no letter before them: "chip" is not HIP, and "during" no ring. Digits may be there:
+/// Whether a text has the words, with no letter before them: "chip" is not HIP, and "during" is not a ring. Digits may be there:
 /// C++ writes the length of a name before it.
 fn has_beginning(text: &str, words: &str) -> bool {
     text.match_indices(words).any(|(at, _)| !text[..at].ends_with(char::is_alphabetic))
@@ -228,8 +259,23 @@ mod tests {
             ),
             ("rocBLAS error: Cannot read /opt/rocm/lib/library/TensileLibrary.dat: No such file", "tensile-library"),
             ("[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=1", "ring-timeout"),
-            ("what():  vk::Queue::submit: ErrorDeviceLost", "ring-timeout"),
-            ("radv/amdgpu: The CS has been cancelled. This context is guilty of a hard recovery.", "ring-timeout"),
+            ("what():  vk::Queue::submit: ErrorDeviceLost", "vulkan-device-lost"),
+            (
+                "radv/amdgpu: The CS has been cancelled. This context is guilty of a hard recovery.",
+                "vulkan-device-lost",
+            ),
+            (
+                "amdgpu 0000:03:00.0: ring comp_1.1.0 timeout, signaled seq=282498\namdgpu:  Process llama-server pid 25263",
+                "vulkan-device-lost",
+            ),
+            ("ggml_vulkan: device lost on Vulkan0", "vulkan-device-lost"),
+            ("amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=3", "ring-timeout"),
+            (
+                "LLVM ERROR: Cannot select: t730: f32 = AMDGPUISD::FDOT2 # D:1 t1191, t902, t738, TargetConstant:i1<0>",
+                "triton-dot",
+            ),
+            ("LLVM ERROR: Cannot select: intrinsic %llvm.amdgcn.sdot4", "triton-dot"),
+            ("LLVM ERROR: Cannot select: intrinsic %llvm.amdgcn.fdot2.bf16.bf16", "triton-dot"),
             ("No device code available for function: _Z6kernelv", "torch-lacks-architecture"),
             ("hip_fatbin.cpp: No compatible code objects found for: gfx1010", "torch-lacks-architecture"),
             ("hip_fatbin.cpp: COMGR API could not find the CO for this GPU device/ISA", "torch-lacks-architecture"),
@@ -270,6 +316,7 @@ mod tests {
             "the loss of a financial model",
             "libchip.so: undefined symbol: chip_open",
             "TimeoutError: timeout during a download",
+            "LLVM ERROR: Cannot select: intrinsic %llvm.amdgcn.if",
             "",
         ] {
             assert!(sections_for(text).is_empty(), "{text}");
@@ -288,7 +335,9 @@ mod tests {
             assert_eq!(sections.first(), Some(&"llama-cpp"), "{text}");
             assert!(!sections.iter().any(|section| is_about_torch(section)), "{text}: {sections:?}");
         }
-        assert_eq!(sections_for("llama-cli: [amdgpu] ring gfx_0.0.0 timeout"), ["ring-timeout"]);
+        let vulkan = sections_for("llama-cli: [amdgpu] ring gfx_0.0.0 timeout");
+        assert_eq!(vulkan, ["vulkan-device-lost"]);
+        assert!(!vulkan.iter().any(|section| is_about_torch(section)));
         assert!(sections_for("llama: the weather is fine").is_empty(), "it says so where nothing is known");
     }
 

@@ -33,6 +33,17 @@ fn answers_have_the_machines_facts_and_end_with_a_command() {
     assert!(text.trim_end().ends_with("sudo systemctl restart ollama"), "that is ollama's message: {text}");
     let (text, _) = run(&["explain", "llama-cli: no kernel image is available", "--root", "rx5500xt"]);
     assert!(text.trim_end().ends_with("cmake -B build -DGGML_VULKAN=ON && cmake --build build"), "{text}");
+    for (text, section, command) in [
+        ("ROCk module is NOT loaded", "kfd-no-access", "sudo modprobe amdgpu"),
+        ("LLVM ERROR: Cannot select: t730: f32 = AMDGPUISD::FDOT2", "triton-dot", "pip install 'triton<3.8'"),
+        ("vk::Queue::submit: ErrorDeviceLost", "vulkan-device-lost", "llama-server -m model.gguf -ngl 99 -ub 256"),
+    ] {
+        let (text, code) = run(&["explain", text, "--root", "rx5600xt-rocm5.7"]);
+        assert!(code == 0 && text.starts_with(&format!("{section}\n")), "{text}");
+        assert!(text.contains("Radeon RX 5600 XT") && text.trim_end().ends_with(command), "{text}");
+    }
+    let (text, _) = run(&["explain", "llama-server hangs", "--root", "rx5600xt-rocm5.7"]);
+    assert!(!text.contains("train.py"), "that is torch's: {text}");
     let (report, _) = json(&["explain", "--json", "row_bcast", "--root", "rx5700xt-native"]);
     let next = report["next"].as_str().unwrap();
     assert!(next.ends_with("pip install unhang-*.whl && unhang run -- python train.py"), "it is not there yet: {next}");

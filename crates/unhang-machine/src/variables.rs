@@ -131,34 +131,26 @@ pub fn as_markdown() -> String {
         "# Environment variables\n\n\
          ```\n\
          unhang env print --explain      # the few variables that make sense here, with reasons\n\
-         unhang doctor                   # which of those that are set do harm, or nothing\n\
+         unhang doctor                   # which of your variables do harm, or nothing\n\
          ```\n\n\
-         A variable that is set after it is read does nothing: the last column says when it is read. Meanings\n\
-         and defaults come from the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2, and from HIP's and\n\
-         PyTorch's documentation. A test keeps this page equal to\n\
-         `crates/unhang-machine/src/variables/table.rs`.\n",
+         `unhang run` sets what your program needs; you rarely set any of these yourself. The last column\n\
+         says when a variable is read: if you set it later, it does nothing. Meanings and defaults come from\n\
+         the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2, and from HIP's and PyTorch's documentation. A\n\
+         test keeps this page equal to `crates/unhang-machine/src/variables/table.rs`.\n",
     );
-    let mut owner = None;
+    let is_internal = |variable: &&Variable| variable.owner == Owner::Unhang && variable.meaning.starts_with("set by ");
+    let mut owners: Vec<Owner> = Vec::new();
     for variable in VARIABLES {
-        if owner != Some(variable.owner) {
-            page.push_str(&format!(
-                "\n## {}\n\n| variable | what it does | values | when not set | read |\n|---|---|---|---|---|\n",
-                heading(variable.owner)
-            ));
-            owner = Some(variable.owner);
+        if !owners.contains(&variable.owner) {
+            owners.push(variable.owner);
         }
-        page.push_str(&format!(
-            "| `{}` | {} | {} | {} | {} |\n",
-            variable.name,
-            variable.meaning,
-            variable.values,
-            variable.default,
-            variable.read.words()
-        ));
     }
-    page.push_str(
-        "\n## Variables that do not exist\n\nNothing in the sources reads these, although guides set them.\n\n",
-    );
+    for owner in owners {
+        let own = VARIABLES.iter().filter(|variable| variable.owner == owner && !is_internal(variable));
+        page.push_str(&section(owner.name(), own));
+    }
+    page.push_str(&section("Set by unhang itself: leave them alone", VARIABLES.iter().filter(is_internal)));
+    page.push_str("\n## Variables that do not exist\n\nGuides set these, but no source reads them.\n\n");
     page.push_str("| name | the truth |\n|---|---|\n");
     for (name, truth) in IMAGINARY {
         page.push_str(&format!("| `{name}` | {truth} |\n"));
@@ -166,11 +158,15 @@ pub fn as_markdown() -> String {
     page
 }
 
-fn heading(owner: Owner) -> String {
-    match owner {
-        Owner::Unhang => "unhang's own".to_owned(),
-        other => format!("{}'s", other.name()),
+/// One heading of the page, and its variables.
+fn section<'v>(heading: &str, variables: impl Iterator<Item = &'v Variable>) -> String {
+    let mut text = format!("\n## {heading}\n\n| variable | what it does | values | when not set | read |\n");
+    text.push_str("|---|---|---|---|---|\n");
+    for variable in variables {
+        let Variable { name, meaning, values, default, read, .. } = variable;
+        text.push_str(&format!("| `{name}` | {meaning} | {values} | {default} | {} |\n", read.words()));
     }
+    text
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is said of a variable.
+//! The description of a variable.
 
 use serde::Serialize;
 
@@ -34,7 +34,7 @@ impl Owner {
             Owner::RocBlas => "rocBLAS",
             Owner::PyTorch => "PyTorch",
             Owner::Triton => "Triton",
-            Owner::System => "system",
+            Owner::System => "System",
         }
     }
 }
@@ -46,13 +46,13 @@ pub enum Read {
     UnhangStart,
     /// At MIOpen's first use in the process.
     MIOpenFirstUse,
-    /// When the HSA runtime starts: at the first look at a GPU.
+    /// When the HSA runtime starts: at the first use of a GPU.
     RuntimeStart,
     /// When torch is imported.
     TorchImport,
     /// When Triton compiles a kernel.
     TritonCompile,
-    /// By the dynamic linker, when the process starts; setting it from inside Python never acts.
+    /// When the process starts, often by the dynamic linker; setting it inside Python is too late.
     ProcessStart,
     /// Only when torch is *built*; an installed torch does not read it.
     BuildTime,
@@ -64,11 +64,11 @@ impl Read {
         match self {
             Read::UnhangStart => "when unhang starts or is imported",
             Read::MIOpenFirstUse => "at MIOpen's first use in the process",
-            Read::RuntimeStart => "when the HSA runtime starts (at the first look at a GPU)",
+            Read::RuntimeStart => "at the first use of a GPU",
             Read::TorchImport => "when torch is imported",
             Read::TritonCompile => "when Triton compiles a kernel",
-            Read::ProcessStart => "when the process starts; never from inside Python",
-            Read::BuildTime => "when torch is built, only",
+            Read::ProcessStart => "when the process starts; setting it inside Python is too late",
+            Read::BuildTime => "only when torch is built",
         }
     }
 }

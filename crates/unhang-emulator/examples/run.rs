@@ -12,7 +12,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let [file, kernel, workgroups, lanes, rest @ ..] = arguments else {
         return Err("usage: run FILE KERNEL WORKGROUPS LANES floats=N|int=N|float=X…".into());
     };
-    let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text:?} is no number: {error}"));
+    let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text:?} is not a number: {error}"));
     let object = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
     let mut machine =
         Machine::load(&object, Mode::Hazards(Chip::Gfx1010)).map_err(|error| format!("{file}: {error}"))?;

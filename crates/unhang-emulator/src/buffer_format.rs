@@ -102,7 +102,7 @@ impl DataFormat {
         .to_bits()
     }
 
-    /// The element of components in registers; none where it is not settled which number of the format one of them becomes.
+    /// The element of components in registers; `None` if it is not settled which number of the format one of them becomes.
     pub(crate) fn encode(&self, components: [u32; 4]) -> Option<u128> {
         let mut element = 0;
         let mut low = 0;

@@ -78,7 +78,7 @@ pub(crate) enum Semantics {
 pub(crate) enum Hole {
     /// No memory, or not enough of it.
     Unmapped,
-    /// A word that is no instruction of any chip.
+    /// A word that is not an instruction of any chip.
     Word(u32),
     /// An instruction that the chip does not have.
     Illegal,

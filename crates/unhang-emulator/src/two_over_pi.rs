@@ -15,7 +15,7 @@ const TWO_OVER_PI: [u64; BITS.div_ceil(64)] = [
 ];
 
 /// 53 bits of 2/π at their place: those of the selected segment, counted from where they begin to matter for an argument of this
-/// size. Large arguments get them scaled by 2^128, so that they are no denormals. (Source: AMD's RDNA instruction set, V_TRIG_PREOP_F64.)
+/// size. Large arguments get them scaled by 2^128, so that they are not denormal. (Source: AMD's RDNA instruction set, V_TRIG_PREOP_F64.)
 pub(crate) fn segment(value: f64, select: u32, mode: FloatMode) -> u64 {
     let exponent = (value.to_bits() >> 52 & 0x7ff) as usize;
     let first = (select & 31) as usize * 53 + exponent.saturating_sub(1077);

@@ -139,7 +139,7 @@ fn run_tiled<T: Real>(
     for tile in tile::tiles(problem, limit) {
         let part = tile::tile_problem(problem, &tile).map_err(|error| EngineError::Failed {
             engine: EngineName::Tiled,
-            message: format!("a tile of {problem} is no convolution: {error}"),
+            message: format!("a tile of {problem} is not a convolution: {error}"),
         })?;
         let input = input_window(problem, &tile);
         let output = output_window(problem, &tile);

@@ -55,7 +55,7 @@ impl<T: Typed> Folded<'_, T> {
         let strides = volume.operand_shapes().map(|shape| Volume::dense_strides(shape, layout));
         let failed = |error: unhang_conv::ProblemError| EngineError::Failed {
             engine: engine.name(),
-            message: format!("a part of {volume} is no convolution: {error}"),
+            message: format!("a part of {volume} is not a convolution: {error}"),
         };
         let fold = volume.fold(limit).map_err(failed)?;
         let mut gathered: [Gathered<T>; 2] = Default::default();

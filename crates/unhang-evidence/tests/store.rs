@@ -431,7 +431,7 @@ fn a_crash_leaves_the_culprits_name() {
     assert!(evidence.about(&problem(65), EngineName::Miopen, "").unwrap().is_proof());
     assert!(evidence.about(&problem(67), EngineName::Miopen, "").is_none());
 
-    // What is under way in a living process is no culprit, also when another process asks.
+    // What is under way in a living process is not a culprit, also when another process asks.
     let own = store.intend(intent(70)).unwrap();
     assert_eq!(store.unresolved_intents("here").len(), 1);
     store.resolve(own, record(70, Verdict::Works));

@@ -60,7 +60,7 @@ fn remove(statements: &mut Vec<Statement>, left: &mut usize) -> bool {
         *left -= 1;
         let Statement::Blocks(blocks) = &mut statements[place] else { continue };
         if *left == 0 {
-            // Loop counters and `break` belong to their loop; without it they would not compile, which is no failure.
+            // Loop counters and `break` belong to their loop; without it they would not compile, which is not a failure.
             let inside: Vec<Statement> = blocks.drain(..).flat_map(|(_, body)| body).collect();
             statements.splice(place..=place, inside);
             return true;

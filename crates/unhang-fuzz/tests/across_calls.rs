@@ -59,6 +59,6 @@ fn native_code_with_hazards_across_calls_is_repaired() {
         }
     }
     println!("stopped as they were compiled: {stopped:?}");
-    // To the emulated card, as to LLVM, a call is no branch: the first program passes there either way.
+    // To the emulated card, as to LLVM, a call is not a branch: the first program passes there either way.
     assert!(stopped.len() >= 2, "{stopped:?}");
 }

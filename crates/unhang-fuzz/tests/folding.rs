@@ -25,7 +25,7 @@ const CASES: &[(&str, &str)] = &[
     ("v_cvt_pkrtz_f16_f32", "W(__builtin_amdgcn_cvt_pkrtz(F(a), F(b)))"),
     ("v_bfe_u32", "__builtin_amdgcn_ubfe(a, b, c)"),
     ("v_bfe_i32", "__builtin_amdgcn_sbfe(a, b, c)"),
-    // Of numbers: where the third is none, LLVM takes the greater of the others and AMD's document the lesser.
+    // Only for numbers: if the third is NaN, LLVM takes the greater of the others and AMD's document the lesser.
     ("v_med3_f32", "N(__builtin_amdgcn_fmed3f(F(a & 0xff7fffff), F(b & 0xff7fffff), F(c & 0xff7fffff)))"),
     ("v_fract_f32", "N(__builtin_amdgcn_fractf(F(a)))"),
     ("v_fract_f64", "X(__builtin_amdgcn_fract(D(a & 0x7fffffff, b & 0xbfffffff)))"),

@@ -125,7 +125,7 @@ fn random_programs_give_the_same_on_the_host_and_on_the_emulator() {
     assert!(totals.failures.is_empty(), "{}", totals.failures.join("\n"));
     let missing = recorded::missing("random-programs", &totals.names);
     let again = "UPDATE_DOCS=1 cargo test -p unhang-fuzz --test random_programs";
-    // Other programs than those of the usual run may well have other instructions: that is no fault.
+    // Other programs than those of the usual run may well have other instructions: that is not a fault.
     let usual = ["UNHANG_FUZZ_MINUTES", "UNHANG_TEST_CASES", "UNHANG_FUZZ_SEED", "UNHANG_FUZZ_TARGET"]
         .iter()
         .all(|name| std::env::var_os(name).is_none());

@@ -365,7 +365,7 @@ impl GpuEngine {
         })
     }
 
-    /// A preferred choice that is no candidate because it is only ever taken when asked for.
+    /// A preferred choice that is not a candidate, because it is used only on request.
     fn asked_for(&self, problem: &Problem, choice: Choice, limit: u64) -> Option<Candidate> {
         let allowed = lock(&self.allowed).as_ref().is_none_or(|allowed| allowed.contains(choice.family()));
         let plan = LaunchPlan::new(problem, &choice).ok().filter(|plan| plan.workspace_bytes <= limit)?;

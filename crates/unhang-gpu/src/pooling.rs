@@ -39,7 +39,7 @@ impl IndexType {
         1 << self as usize
     }
 
-    /// Whether that many different indices fit. As in MIOpen the largest number of the type is no index.
+    /// Whether that many different indices fit. As in MIOpen, the type's largest value is not an index.
     pub const fn holds(self, indices: usize) -> bool {
         (indices as u128) < (1u128 << (8 * self.bytes())) - 1
     }
@@ -85,7 +85,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// The launch of a task; none where elements cannot be counted with 31 bits.
+    /// The launch of a task; `None` if elements cannot be counted with 31 bits.
     pub fn new(task: &Task) -> Option<Launch> {
         let sizes = &task.sizes;
         for (space, strides) in [(sizes.input, task.x), (sizes.output, task.y)] {

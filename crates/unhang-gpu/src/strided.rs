@@ -155,7 +155,7 @@ impl Move {
     }
 }
 
-/// Whether every element of a tensor can be addressed: none where one cannot.
+/// `Some` if every element of a tensor can be addressed.
 fn reaches(shape: TensorShape, strides: Strides) -> Option<()> {
     let far = shape
         .iter()

@@ -91,7 +91,7 @@ impl Workshop {
         self.compiler.missing().is_none()
     }
 
-    /// Why there are no kernels to be had at all.
+    /// Why no kernel is available at all.
     pub(crate) fn has_kernels(&self) -> Result<(), CompileError> {
         match self.compiler.missing() {
             Some(error) if !self.shipped.as_ref().is_some_and(|it| it.serves(&self.true_architecture)) => Err(error),

@@ -17,7 +17,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let not_a_time = || format!("'{text}' is no time: expected such as 90s, 10m or 2h");
+    let not_a_time = || format!("'{text}' is not a duration: expected 90s, 10m or 2h, for example");
     let number: f64 = number.parse().map_err(|_| not_a_time())?;
     let unit = match unit.trim() {
         "ms" => 1e-3,
@@ -35,7 +35,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// Reads a duration above 0: with a limit of zero, everything would be late.
 pub fn deadline(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err(format!("'{text}' is no deadline: expected a time above 0, such as 90s or 5m")),
+        Duration::ZERO => Err(format!("'{text}' is not a deadline: expected a duration above 0, such as 90s or 5m")),
         time => Ok(time),
     }
 }

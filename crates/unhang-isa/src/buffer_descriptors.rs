@@ -247,7 +247,7 @@ fn result(state: &State, index: u32, instruction: &Instruction) -> Vec<Known> {
         return (0..words)
             .filter_map(|word| known(operand(Field::Source0), word).map(|found| (word, found)))
             .map(|(word, (zeros, literal))| {
-                // A literal of 64 bits stands for two registers: it is no word of a descriptor to change.
+                // A literal of 64 bits stands for two registers: it is not a descriptor word that can be changed.
                 let literal = literal.filter(|&at| !wide || at != index);
                 Known { register: register + word, zeros, literal }
             })

@@ -17,7 +17,7 @@ pub enum DecodeError {
     #[error("the code ends inside an instruction")]
     Truncated,
     /// No chip of the family, or not this one, has such an instruction.
-    #[error("the word {word:#010x} is no instruction of {chip}")]
+    #[error("the word {word:#010x} is not an instruction of {chip}")]
     Unknown {
         /// The first word of the instruction.
         word: u32,

@@ -9,7 +9,7 @@ use crate::{Chip, DecodeError, Instruction, decode};
 /// Why a function could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ProgramError {
-    /// A word that is no instruction.
+    /// A word that is not an instruction.
     #[error("at offset {offset:#x} of the function: {source}")]
     Decode {
         /// Bytes from the start of the function.

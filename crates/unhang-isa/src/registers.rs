@@ -32,7 +32,7 @@ impl ScalarSet {
     /// Both halves of VCC.
     pub const VCC: ScalarSet = ScalarSet(3 << number::VCC);
 
-    /// `count` registers from `first` on. `null` is no register: reading and writing it means nothing.
+    /// `count` registers from `first` on. `null` is not a register: reading and writing it has no effect.
     #[inline]
     pub fn range(first: u8, count: u8) -> ScalarSet {
         if first >= 128 || first == number::NULL {

@@ -279,7 +279,7 @@ fn generated_encodings_of_every_instruction_read_as_llvm_reads_them() {
         let mut random = Random(chip as u64 + 1);
         let mut all = Vec::new();
         for definition in definitions().iter().filter(|definition| definition.exists_on(chip)) {
-            // Most generated images are no instructions to LLVM.
+            // LLVM does not accept most generated images as instructions.
             let count = if definition.format == Format::Mimg { 200 } else { 24 };
             all.extend((0..count).map(|_| words(definition, &mut random)));
         }

@@ -72,7 +72,7 @@ pub(crate) fn parse_line(line: &str) -> Vec<(String, Option<String>)> {
         .unwrap_or(line);
     let mut found = Vec::new();
     for word in words(rest) {
-        // `A=1 B=2` sets both; the first word that is no assignment ends it, as in `A=1 command`.
+        // `A=1 B=2` sets both; the first word that is not an assignment ends it, as in `A=1 command`.
         match word.split_once('=') {
             Some((name, value)) if is_name(name) => found.push((name.to_owned(), Some(bare(value)))),
             _ => break,

@@ -116,7 +116,7 @@ struct MemoryBank {
     clock_mhz: u64,
 }
 
-/// Reads a KFD `mem_banks/*/properties` file; nothing if it is no local memory (heap types 1 and 2).
+/// Reads a KFD `mem_banks/*/properties` file; nothing if it is not local memory (heap types 1 and 2).
 ///
 /// ```text
 /// heap_type 1

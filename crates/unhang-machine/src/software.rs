@@ -231,7 +231,7 @@ fn packages_under(system: &System, prefix: &Path) -> Vec<(Option<String>, PathBu
     folders
 }
 
-/// The folders with packages that a named interpreter or environment imports from; none where it is neither.
+/// The package folders that a named interpreter or environment imports from; empty if it is neither.
 pub fn packages_of(system: &System, python: &Path) -> Vec<PathBuf> {
     let prefixes = prefixes_of(system, python).into_iter();
     prefixes.flat_map(|prefix| packages_under(system, &prefix)).map(|(_, path)| path).collect()

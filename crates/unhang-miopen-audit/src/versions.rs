@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 const DEFINITIONS: u32 = 0x6fff_fffd;
 /// The definition that is the library's own name.
 const BASE: u16 = 1;
-/// More than this is no library's.
+/// No library has more than this.
 const MOST_SECTIONS: u16 = 4096;
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -33,7 +33,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     number(bytes, at).map(u64::from_le_bytes)
 }
 
-/// The versions of a shared library for this processor, without its base; none where it is no such library.
+/// The versions of a shared library for this processor, without its base; `None` if it is not such a library.
 pub fn of(file: &File) -> Option<Vec<Vec<u8>>> {
     let header = bytes_at(file, 0, 64)?;
     if !header.starts_with(b"\x7fELF\x02\x01") || half(&header, 18)? != crate::proxy::PROCESSOR {

@@ -48,7 +48,7 @@ pub(crate) struct Described {
     pub(crate) y: Tensor,
 }
 
-/// Reads a tensor's descriptor; none where the getters do not tell it.
+/// Reads a tensor's descriptor; `None` if the getters cannot.
 pub(crate) fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
     let f = &real.functions;
     let mut tensor = Tensor::default();
@@ -80,7 +80,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Reads a descriptor; none where the getters do not tell it.
+    /// Reads a descriptor; `None` if the getters cannot.
     pub(crate) fn read(real: &Real, convolution: Opaque) -> Option<Window> {
         let f = &real.functions;
         let (mut spatial, mut given, mut mode, mut groups) = (0, 0, 0, 0);
@@ -132,13 +132,13 @@ impl Window {
 }
 
 impl Described {
-    /// Reads a call's descriptors; none where one of them is not what the getters tell: null, of too many axes.
+    /// Reads a call's descriptors; `None` if one of them is not what the getters tell: null, of too many axes.
     pub(crate) fn read(real: &Real, call: &Call) -> Option<Described> {
         let (x, w, y) = (read_tensor(real, call.x)?, read_tensor(real, call.w)?, read_tensor(real, call.y)?);
         Described::of(call.direction, &Window::read(real, call.convolution)?, [x, w, y])
     }
 
-    /// A convolution of x, w and y; none where these have other axes than the window.
+    /// A convolution of x, w and y; `None` if these have other axes than the window.
     pub(crate) fn of(direction: Direction, window: &Window, [x, w, y]: [Tensor; 3]) -> Option<Described> {
         let Window { spatial, mode, groups, padding, stride, dilation } = *window;
         (spatial == x.axes - 2).then_some(Described { direction, mode, groups, padding, stride, dilation, x, w, y })
@@ -241,7 +241,7 @@ impl Tensor {
         Some(Tensor { sizes, bytes: elements as usize * data_type.size(), ..it })
     }
 
-    /// Its type, sizes and strides, with as many axes of space as there can be; none where getters have cut something off.
+    /// Its type, sizes and strides, with as many axes of space as there can be; `None` if getters have cut something off.
     pub(crate) fn placed(&self) -> Option<(DataType, Placed)> {
         let (data_type, axes) = (data_type_of(self.data_type)?, self.axes as usize);
         let mut placed = Placed { sizes: [1; 5], strides: [1; 5] };
@@ -321,7 +321,7 @@ pub(crate) struct Bias {
 }
 
 impl Bias {
-    /// Reads both descriptors; an error where they are none that we add up.
+    /// Reads both descriptors; fails if we cannot add them.
     pub(crate) fn read(real: &Real, bias: Opaque, tensor: Opaque) -> Result<Bias, String> {
         let none = || "a descriptor that cannot be read".to_owned();
         let (bias, tensor) = (read_tensor(real, bias).ok_or_else(none)?, read_tensor(real, tensor).ok_or_else(none)?);

@@ -69,7 +69,7 @@ impl Face for Miopen {
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
-/// This process's knowledge; none where unhang is switched off, and in a forked child, whose runtime is its parent's.
+/// This process's knowledge; `None` if unhang is switched off, and in a forked child, whose runtime is its parent's.
 pub(crate) fn process(real: &Real) -> Option<&'static Process> {
     let make = || {
         let is_off = std::env::var("UNHANG_MIOPEN").is_ok_and(|value| value == "0");
@@ -108,7 +108,7 @@ fn hip(name: &CStr) -> Option<GetNumber> {
         return None;
     }
     let found = loader::real_dlsym(library, name);
-    // SAFETY: both functions that are asked for have this type; null is none.
+    // SAFETY: both functions have this type; null means that there is none.
     unsafe { std::mem::transmute::<*mut c_void, Option<GetNumber>>(found) }
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
     (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)
 }
 
-/// Computes what is no convolution on the process's device and the handle's stream, watched as a convolution is; none where it is left
+/// Computes something other than a convolution on the process's device and the handle's stream, watched as a convolution is; `None` if it is left
 /// to the real library. It has a name in words, and that of its kernels' family.
 pub(crate) fn on_device(
     process: &Process,

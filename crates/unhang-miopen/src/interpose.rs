@@ -388,7 +388,7 @@ table! {
     miopenBatchNormBackwardActivation, miopenPoolingForward, miopenPoolingBackward,
 }
 
-/// Our function of a name, for whoever looks it up; none where it is MIOpen's alone.
+/// Our function of a name, for whoever looks it up; `None` if it is MIOpen's alone.
 pub(crate) fn exported(name: &CStr) -> Option<*mut c_void> {
     let found = table(name.to_str().ok()?);
     (!found.is_null()).then_some(found)

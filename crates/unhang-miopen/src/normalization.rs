@@ -34,7 +34,7 @@ struct Call {
     activation: Option<Opaque>,
 }
 
-/// What is computed, from tensors and parameters whose descriptors were read; none where it is nothing that we compute.
+/// What to compute, from tensors and parameters whose descriptors were read; `None` if we do not compute it.
 pub(crate) fn describe(
     operation: Operation,
     mode: c_int,
@@ -61,7 +61,7 @@ pub(crate) fn describe(
     (alike && (PER_ACTIVATION..=SPATIAL).contains(&mode) && what.check().is_ok()).then_some(what)
 }
 
-/// An activation's descriptor; none where it cannot be read.
+/// An activation's descriptor; `None` if it cannot be read.
 pub(crate) fn read_activation(real: &Real, descriptor: Opaque) -> Option<Activation> {
     let (mut mode, mut alpha, mut beta, mut gamma) = (0, 0.0, 0.0, 0.0);
     if descriptor.is_null() {
@@ -73,7 +73,7 @@ pub(crate) fn read_activation(real: &Real, descriptor: Opaque) -> Option<Activat
     (status == SUCCESS).then_some(Activation { kind, alpha, beta, gamma })
 }
 
-/// Computes a normalisation; none where it is left to the real library.
+/// Computes a normalisation; `None` if it is left to the real library.
 ///
 /// # Safety
 /// Memory as the description says.

@@ -29,7 +29,7 @@ struct Window {
 }
 
 impl Window {
-    /// Reads a descriptor; none where the getters do not tell it.
+    /// Reads a descriptor; `None` if the getters cannot.
     fn read(real: &Real, descriptor: Opaque) -> Option<Window> {
         let f = &real.functions;
         let (mut mode, mut axes, mut index, mut counts_in) = (0, 0, 0, 0);
@@ -72,7 +72,7 @@ impl Window {
         })
     }
 
-    /// The pooling of tensors x and y, or of their gradients; none where these do not fit.
+    /// The pooling of tensors x and y, or of their gradients; `None` if these do not fit.
     fn task(&self, backward: bool, x: &Tensor, y: &Tensor, factors: [f64; 2]) -> Option<Task> {
         let ((data_type, placed_x), (y_type, placed_y)) = (x.placed()?, y.placed()?);
         let ([batch, channels, d, h, w], [y_batch, y_channels, yd, yh, yw]) = (placed_x.sizes, placed_y.sizes);

@@ -74,7 +74,7 @@ pub(crate) fn scan() {
     ONLY.store(only, Ordering::Release);
 }
 
-/// The MIOpen that whoever called us would have called; none where none is mapped.
+/// The MIOpen that our caller would have called; `None` if none is mapped.
 pub(crate) fn of_caller() -> Option<&'static Real> {
     let only = ONLY.load(Ordering::Acquire);
     if !only.is_null() {

@@ -98,7 +98,7 @@ impl Solution {
 }
 
 impl Problem {
-    /// What a search leads to; none where it is the real library's.
+    /// What a search leads to; `None` if it is the real library's.
     fn decide(&self, real: &Real) -> Option<(Decision, Window, [Tensor; 3])> {
         let process = process(real)?;
         let [Some(x), Some(w), Some(y)] = self.tensors else { return None };

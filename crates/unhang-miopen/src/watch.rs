@@ -12,7 +12,7 @@ static WATCHDOG: OnceLock<Option<Watchdog>> = OnceLock::new();
 /// The process that started it: its threads are in no child.
 static STARTED_BY: AtomicU32 = AtomicU32::new(0);
 
-/// The watchdog of this process, started when it is first asked for; none where none is wanted.
+/// The watchdog of this process, started at the first request; `None` if it is not wanted.
 pub(crate) fn watchdog(session: &Session) -> Option<&'static Watchdog> {
     WATCHDOG.get_or_init(|| start(session)).as_ref()
 }

@@ -97,7 +97,7 @@ pub fn never_began(outcome: &Outcome) -> (Verdict, String) {
         Ended::TimedOut | Ended::Unkillable => format!("torch was not imported within {} s", START.as_secs()),
         _ => format!("the child has no torch ({})", judge(outcome, START).1),
     };
-    (Verdict::Error, format!("{why}: that is no evidence, and not kept"))
+    (Verdict::Error, format!("{why}: that is not evidence, and is not kept"))
 }
 
 /// The meaning of a child's end and its answer. A child without a readable answer has crashed, whatever its exit

@@ -125,9 +125,11 @@ impl Tried {
             Failure::Closed { stage } => {
                 (Verdict::Crashes, Some(*stage), format!("closed its connection in {stage} and did not end{said}"))
             }
-            Failure::Garbage { stage, said: garbage } => {
-                (Verdict::Error, Some(*stage), format!("said what is no answer in {stage}: {}", shortened(garbage)))
-            }
+            Failure::Garbage { stage, said: garbage } => (
+                Verdict::Error,
+                Some(*stage),
+                format!("sent something that is not an answer in {stage}: {}", shortened(garbage)),
+            ),
         };
         if let Some(state) = fallen.unkillable {
             let state = state.map(|letter| format!(" (state {letter})")).unwrap_or_default();

@@ -8,7 +8,7 @@ pub(crate) fn invalid(error: impl std::fmt::Display) -> PyErr {
     pyo3::exceptions::PyValueError::new_err(error.to_string())
 }
 
-/// What a function of Python's returns; none where it fails. An interrupt that arrives in it, for which there is nobody here to
+/// What a function of Python's returns; `None` if it fails. An interrupt that arrives in it, for which there is nobody here to
 /// raise it to, arrives at what Python runs next.
 pub(crate) fn asked<'py>(py: Python<'py>, ask: &Py<PyAny>) -> Option<Bound<'py, PyAny>> {
     let found = ask.bind(py).call0();

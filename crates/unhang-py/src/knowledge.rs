@@ -147,7 +147,7 @@ impl PySituation {
         Ok(PySituation { situation: facts.situation(), rehearsed: false })
     }
 
-    /// The engine that torch uses by itself: computing there is no bypass.
+    /// The engine that torch uses by itself: computing there is not a bypass.
     #[getter]
     fn native(&self) -> &'static str {
         self.situation.torch_engine().name()

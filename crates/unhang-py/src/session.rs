@@ -204,7 +204,7 @@ impl PySession {
         self.session.forget_failures()
     }
 
-    /// The verdict on the first result of kernels on this machine; none where there was none.
+    /// The verdict on the kernels' first result on this machine, if there was one.
     fn first_result(&self, kernel: &PyKernel, rehearsed: bool) -> Option<&'static str> {
         self.session.first_result(kernel.prepared(), rehearsed).map(|(verdict, _)| verdict.name())
     }

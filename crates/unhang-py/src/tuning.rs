@@ -121,7 +121,7 @@ impl PyContest {
         self.is_claimed.store(false, Ordering::Release);
     }
 
-    /// Looks what is to be done now: the bytes of workspace that it takes; none where that is nothing yet, or it is over. Candidates
+    /// Looks what is to be done now: the bytes of workspace that it takes; `None` if that is nothing yet, or it is over. Candidates
     /// take at most `workspace_limit` bytes.
     fn poll(
         &self,

@@ -15,7 +15,7 @@ pub struct PyVolume {
 /// Images, channels, the first depth, depths along images and along channels; each range is a start or a step, and a count.
 type Ranges = ((usize, usize), (usize, usize), i64, (i64, usize), (i64, usize));
 
-/// A 2-d problem, and what its first, second and result are of the 3-d convolution's; none where they only have one axis less.
+/// A 2-d problem, and what its first, second and result are of the 3-d convolution's; `None` if they only have one axis less.
 type Part = (PyProblem, Option<[Ranges; 3]>);
 
 #[pymethods]

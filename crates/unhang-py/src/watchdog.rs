@@ -88,7 +88,7 @@ impl PyWatchdog {
         })
     }
 
-    /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
+    /// A call begins on a stream of a device; `None` if it cannot be watched, as while a graph is recorded.
     ///
     /// Without the interpreter's lock: a driver whose queue is full lets us wait, and what it waits for may need Python.
     fn begin(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {

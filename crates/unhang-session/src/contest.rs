@@ -151,7 +151,7 @@ impl Contest {
         self.failures.push(format!("{choice}: {first_line}").chars().take(200).collect());
     }
 
-    /// The next round; none when everything is measured, or there is nothing to compare. All turns of the round before
+    /// The next round; `None` when everything is measured, or there is nothing to compare. All turns of the round before
     /// must be over: each [`took`](Self::took) its time, or was [left out](Self::leave_out).
     pub fn next_round(&mut self) -> Option<Round> {
         self.drop_hopeless();

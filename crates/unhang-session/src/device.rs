@@ -35,7 +35,7 @@ pub struct Device {
     pub engine: GpuEngine,
     /// What its canaries found, once for the process.
     pub canaries: OnceLock<Vec<CanaryFact>>,
-    /// What was found of first results that are no convolution's, by the hash of what was asked for.
+    /// Verdicts on first results other than convolutions, by the hash of the request.
     pub(crate) first_results: RwLock<HashMap<u64, Result<(), String>>>,
     scratch: Mutex<Scratches>,
 }

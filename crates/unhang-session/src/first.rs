@@ -75,7 +75,7 @@ impl Session {
     }
 }
 
-/// What was found, or none where the CPU has to compute. Where the device has failed nobody can.
+/// What was found, or `None` if the CPU has to compute. Where the device has failed nobody can.
 pub(crate) fn or_the_cpu<T>(what: &str, found: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match found {
         Ok(found) => Ok(Some(found)),

@@ -90,7 +90,7 @@ impl Normalizing {
         Err(format!("parameters of {:?} for tensors of {:?}", self.parameters.sizes, x.sizes))
     }
 
-    /// As our kernels take it; none where one of its tensors is otherwise.
+    /// As our kernels take it; `None` if one of its tensors is otherwise.
     fn task(&self) -> Option<Task> {
         let [x, y, z] = self.tensors.map(|it| it.as_planes());
         let parameters = self.parameters.as_planes()?;
@@ -227,7 +227,7 @@ pub unsafe fn normalize(
     }
 }
 
-/// Kernels for it that are loaded and of which a result was right; none where the CPU has to compute.
+/// Kernels for it that are loaded and of which a result was right; `None` if the CPU has to compute.
 fn prepare(
     session: &Session,
     device: &Device,

@@ -19,7 +19,7 @@ pub trait Measuring {
     /// A measurement in a stream.
     type Timing;
 
-    /// Loads a candidate; none while it is still being compiled.
+    /// Loads a candidate; `None` while it is still being compiled.
     fn load(&self, choice: Choice) -> Result<Option<Self::Kernel>, GpuError>;
 
     /// Seconds of one run; none as long as the device has not reached it.

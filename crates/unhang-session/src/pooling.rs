@@ -50,7 +50,7 @@ pub unsafe fn pool(session: &Session, device: &Device, task: &Task, at: &Buffers
     }
 }
 
-/// The kernel for it, loaded, of which a result was right; none where the CPU has to compute.
+/// The kernel for it, loaded, of which a result was right; `None` if the CPU has to compute.
 fn prepare(
     session: &Session,
     device: &Device,

@@ -369,7 +369,7 @@ impl<F: Face> Process<F> {
         subject: impl FnOnce() -> Option<Arc<Subject>>,
         run: impl FnOnce() -> T,
     ) -> T {
-        // A fault of the watchdog's is no fault of the call's, and one of the call's ends the watching too.
+        // A failing watchdog does not fail the call, and a failing call ends the watching too.
         let _watched = catch_unwind(AssertUnwindSafe(|| {
             let watchdog = self.face.watchdog(&self.session)?;
             let call = watchdog.begin(&subject()?, self.face.device(), stream()?)?;

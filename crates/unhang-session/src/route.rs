@@ -78,7 +78,7 @@ pub struct Totals {
 /// Where operands that lie otherwise than our kernels read them are copied to, in the workspace.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Packing {
-    /// For first, second and result: how far into the workspace; none where they are read as they lie.
+    /// For first, second and result: how far into the workspace; `None` if they are read as they lie.
     pub(crate) places: [Option<u64>; 3],
     pub(crate) bytes: u64,
 }

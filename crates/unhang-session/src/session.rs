@@ -204,7 +204,7 @@ impl Session {
         locked(&self.canaries).len()
     }
 
-    /// What is known of the first result of kernels on this machine; none where there was none.
+    /// What is known about the kernels' first result on this machine, if there was one.
     pub fn first_result(&self, prepared: &Prepared, rehearsed: bool) -> Option<(Verdict, String)> {
         self.canary(&name_of_first_result(prepared, rehearsed))
     }

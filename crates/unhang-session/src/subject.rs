@@ -7,7 +7,7 @@ use unhang_engine::EngineName;
 /// convolutions.
 #[derive(Debug)]
 pub struct Subject {
-    /// The convolutions; none where it is of a family.
+    /// The convolutions; empty for a kernel family.
     pub problems: Vec<Problem>,
     /// Who computes them.
     pub engine: EngineName,
@@ -15,7 +15,7 @@ pub struct Subject {
     pub candidate: String,
     /// Whether the CPU plays the card.
     pub rehearsed: bool,
-    /// What it is where it is no convolution.
+    /// What it is, if it is not a convolution.
     pub family: Option<WatchedFamily>,
 }
 

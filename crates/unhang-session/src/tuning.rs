@@ -80,7 +80,7 @@ fn timed<F: Face>(
     process.watched(|| Some(0), subject, || bench.seconds(choice, repeats))
 }
 
-/// The fastest whose first result is right; none where the numbers cannot tell.
+/// The fastest whose first result is right; `None` if the numbers cannot tell.
 fn winner_of<F: Face>(process: &Process<F>, route: &Route, mut contest: Contest) -> Option<(Contest, Choice)> {
     for choice in contest.ranked() {
         let prepared = route.device.engine.prepare_as(&route.convolution.problem, Some(choice)).ok()?;

@@ -50,7 +50,7 @@ impl Watchdog {
         Watchdog { streams_last: false, ..self }
     }
 
-    /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
+    /// A call begins on a stream of a device; `None` if it cannot be watched, as while a graph is recorded.
     pub fn begin(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
         let events = self.events(device);
         let lane = self.watch.lane(device, stream, || events);

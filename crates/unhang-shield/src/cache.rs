@@ -120,7 +120,7 @@ impl Kept {
         }
     }
 
-    /// How much is unsafe in an object; none if it is no code object.
+    /// How much is unsafe in an object; `None` if it is not a code object.
     fn findings(&self, contents: &[u8]) -> Option<u64> {
         let object = CodeObject::parse(contents).ok()?;
         let target = object.chip()?;

@@ -247,7 +247,7 @@ impl Ring {
         Ring { packets: queue.packets, size: u64::from(queue.size) }
     }
 
-    /// The packet of that number; none where the queue shows no packets.
+    /// The packet of that number; `None` if the queue shows no packets.
     fn packet(&self, index: u64) -> Option<Packet> {
         if self.packets.is_null() || !self.size.is_power_of_two() {
             return None;

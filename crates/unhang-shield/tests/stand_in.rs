@@ -422,7 +422,7 @@ fn part_two_runtimes() {
 #[test]
 fn a_deadline_that_is_none_is_named_in_the_log() {
     let log = run_part("passes", "100300", &[("UNHANG_QUEUE_DEADLINE", Path::new("soon"))]);
-    assert!(log.contains("queues are not watched: UNHANG_QUEUE_DEADLINE: 'soon' is no time"), "{log}");
+    assert!(log.contains("queues are not watched: UNHANG_QUEUE_DEADLINE: 'soon' is not a duration"), "{log}");
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn what_cannot_be_tried_is_said_with_what_to_do() {
     let home = tempfile::tempdir().unwrap();
     let (_folder, table, layers) = rehearsal("miopen\t*\t*->*\t*\texplodes\tmade up\n", 1);
     for (arguments, expected) in [
-        (vec!["probe", "--grid", "--rehearse", &table], "\"explodes\" is no behaviour"),
+        (vec!["probe", "--grid", "--rehearse", &table], "\"explodes\" is not a behaviour"),
         (vec!["probe", "--grid", "--rehearse", "rx580"], "rx5600xt-rocm5.2, rx5600xt-rocm5.7"),
         (vec!["probe", "--rehearse", "rx5600xt-rocm5.7"], "--layers FILE, --model MODULE:FACTORY"),
         (

@@ -79,7 +79,7 @@ impl Wave {
         lanes
     }
 
-    /// Fills the rooms of sources that are no registers.
+    /// Fills the slots of sources that are not registers.
     #[inline(always)]
     pub(super) fn fill(&mut self, sources: &[RowSource], rows: &[u16], half: usize) {
         let rooms = self.vectors.len() - ROOMS;

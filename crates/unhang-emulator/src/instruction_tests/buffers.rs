@@ -404,7 +404,7 @@ fn the_descriptor_selects_components() {
     assert_eq!(bench.run(&store), Err(FaultKind::Unsupported));
 }
 
-/// Formats by number, what a register holds, and what is stored; none where the rules leave a choice.
+/// Formats by number, what a register holds, and what is stored; `None` if the rules leave a choice.
 #[rustfmt::skip]
 const STORED: &[(u8, u32, Option<u32>)] = &[
     // 63.75 and 63.3 of 255 steps; 63.55 and 76.5, near the middle; below and above; no number at all.

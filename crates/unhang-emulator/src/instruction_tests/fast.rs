@@ -139,7 +139,7 @@ fn other_operands(instruction: &Instruction, random: &mut Random) -> Instruction
         first = first & !0xff | (10 + random.next() % 6);
     }
     for place in 0..3 {
-        // What is no vector register has to stay: a mask, or the number of a lane.
+        // What is not a vector register must stay: a mask, or the number of a lane.
         if second >> (place * 9 + 8) & 1 == 1 {
             let source = match random.next() % 4 {
                 0 => 40,

@@ -185,7 +185,7 @@ pub(super) fn put_sources(wave: &mut Wave, sources: &[u64]) {
 /// The encodings of an instruction by its name.
 pub(super) fn forms(name: &str) -> impl Iterator<Item = &'static Definition> + '_ {
     let found: Vec<_> = definitions().iter().filter(move |definition| definition.base_name() == name).collect();
-    assert!(!found.is_empty(), "{name} is no instruction");
+    assert!(!found.is_empty(), "{name} is not an instruction");
     found.into_iter()
 }
 

@@ -27,7 +27,7 @@ fn maximum(a: f64, b: f64) -> f64 {
     -minimum(-a, -b)
 }
 
-/// The median; where one is no number, the least of the others.
+/// The median; if one is NaN, the smaller of the others.
 fn median_float(a: f64, b: f64, c: f64) -> f64 {
     if a.is_nan() || b.is_nan() || c.is_nan() { minimum(minimum(a, b), c) } else { median(a, b, c) }
 }

@@ -125,6 +125,6 @@ fn beside_a_loaded_torch_no_second_runtime_is_loaded() {
     load(&folder.path().join("libunhanguserb.so"));
     let error = open(&wanted(true)).unwrap_err().to_string();
     assert!(error.contains("a second copy is not loaded") && error.contains("libunhanguserb.so"), "{error}");
-    // A compiler is no runtime: a second one does no harm.
+    // A compiler is not a runtime: a second one does no harm.
     assert!(open(&wanted(false)).is_ok());
 }

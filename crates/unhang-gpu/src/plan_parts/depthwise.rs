@@ -102,7 +102,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
 fn whole_strides(p: &Problem, strip: usize) -> Result<(), String> {
     let stride = p.stride()[0];
     let is_whole = strip.is_multiple_of(stride);
-    if is_whole { Ok(()) } else { Err(format!("a strip of {strip} rows is no multiple of the stride {stride}")) }
+    if is_whole { Ok(()) } else { Err(format!("a strip of {strip} rows is not a multiple of the stride {stride}")) }
 }
 
 /// How the filter's gradient is divided.

@@ -50,7 +50,7 @@ pub(crate) fn direct(
         return Err(format!("rows of {} and {} are not whole vectors of {width}", source[1], result[1]));
     }
     if !forward && !strip.is_multiple_of(stride) {
-        return Err(format!("a strip of {strip} rows is no multiple of the stride {stride}"));
+        return Err(format!("a strip of {strip} rows is not a multiple of the stride {stride}"));
     }
     // Columns and rows of the source that a thread has in registers: one channel of them.
     let (columns, lines) = if forward {

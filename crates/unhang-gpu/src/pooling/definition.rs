@@ -3,7 +3,7 @@
 /// What is made of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Its largest element. What is no number is never the largest; of nothing else it is minus infinity.
+    /// Its largest element. NaN is never the largest; of NaN alone it is minus infinity.
     Largest,
     /// The mean of what is in the image.
     Mean,

@@ -36,7 +36,7 @@ fn what_was_measured_is_taken_for_the_same_kernels_on_the_same_device_only() {
             assert!(!is_current(&other, gpu.driver()), "{other:?}");
             assert!(!gpu.take_tuning(&other, false));
         }
-        // Somebody else's is a hint: what is less exact is not taken from it, and it is no measurement of ours.
+        // Somebody else's is a hint: what is less exact is not taken from it, and it is not our measurement.
         let is_exact = !matches!(choice, Choice::HalfGemm { .. });
         assert_eq!(gpu.take_tuning(&tuned, true), is_exact);
         assert_eq!(gpu.choose(&problem), if is_exact { choice } else { model });

@@ -85,7 +85,7 @@ impl Case {
         let mut random = Random(self.seed ^ 0x5555);
         let (type_, size) = (task.data_type, task.data_type.size());
         let (inputs, outputs) = (shape(sizes, sizes.input), shape(sizes, sizes.output));
-        // Few different numbers, so that several are the largest; and what is no number.
+        // Few different values, so that several are the largest; and NaN.
         let mut numbers = |count: usize| -> Vec<f64> {
             let one = |random: &mut Random| match random.below(40) {
                 0 if sizes.kind == Kind::Largest => f64::NAN,

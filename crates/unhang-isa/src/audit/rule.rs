@@ -27,7 +27,7 @@ pub enum Rule {
     ImageClause,
     /// An image instruction with more than five scattered address registers.
     ImageAddresses,
-    /// A scratch access with a negative offset that is no multiple of four.
+    /// A scratch access with a negative offset that is not a multiple of four.
     ScratchOffset,
     /// A buffer whose descriptor puts every access out of range.
     BufferRange,

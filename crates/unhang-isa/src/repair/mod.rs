@@ -214,7 +214,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
                 plan.resource1 = Some(resource1 & !spare::GRANULES | spare.resource1 & spare::GRANULES);
             }
         }
-        // What is left across calls is no finding that needs a reason.
+        // What is left across calls is not a finding and needs no reason.
         Err(reason) => plan.report.reason = Some(reason).filter(|_| before.total() > 0),
     }
 }

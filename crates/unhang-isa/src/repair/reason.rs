@@ -49,7 +49,7 @@ pub enum Reason {
     WorkgroupProcessorMode,
     /// Buffers whose descriptors put every access out of range are not made of a constant that is theirs alone.
     #[error(
-        "{0} buffer accesses are out of range on this chip, and their descriptor is no constant of the code, or one with other uses; \
+        "{0} buffer accesses are out of range on this chip, and their descriptor is not a constant in the code, or has other uses; \
          compile it again (Triton: AMDGCN_USE_BUFFER_OPS=0)"
     )]
     BufferDescriptor(u64),

@@ -144,7 +144,7 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
         )
     } else {
         (
-            // A way that owners report working, once it was taken, is no error.
+            // A way that owners report to work is not an error once it is taken.
             if is_reported_to_work && !native { Severity::Warning } else { Severity::Error },
             format!(
                 "The runtime will load code for {told} on {gfx} silicon. For hardware bugs of gfx101x the compiler inserts \

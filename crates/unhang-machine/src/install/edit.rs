@@ -1,7 +1,7 @@
 //! Changing text files line by line, so that the change can be taken out even after others edited the file.
 //!
 //! A leftover line is not deleted: it becomes `: # unhang set aside: …`, a command that does nothing, because a bare
-//! comment in `if …; then` … `fi` would be a syntax error. Files that are no scripts get a plain comment.
+//! comment in `if …; then` … `fi` would be a syntax error. Files that are not scripts get a plain comment.
 
 use std::path::Path;
 

@@ -16,7 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// A file larger than this is no start-up file.
+/// A file larger than this is not a start-up file.
 const MOST_BYTES: u64 = 4 * 1024 * 1024;
 /// The name of a file that is being written, next to its place, one at a time. The second where a folder has the first.
 pub(super) const SCRATCH: [&str; 2] = [".unhang-writing", ".unhang-writing-2"];

@@ -236,7 +236,8 @@ fn parse_line(content: &str) -> Result<Line, String> {
         ));
     };
     let number = |text: &str| {
-        text.parse::<Number>().map_err(|()| format!("{text:?} is no condition: expected *, 48, >48, <=48 or 2^n>=16"))
+        text.parse::<Number>()
+            .map_err(|()| format!("{text:?} is not a condition: expected *, 48, >48, <=48 or 2^n>=16"))
     };
     let (from, to) = channels.split_once("->").ok_or_else(|| format!("{channels:?}: expected IN->OUT"))?;
     let found = Behaviour::ALL.into_iter().find(|it| it.name() == *behaviour);
@@ -254,7 +255,7 @@ fn parse_line(content: &str) -> Result<Line, String> {
         size: number(size)?,
         behaviour: found.ok_or_else(|| {
             let names: Vec<&str> = Behaviour::ALL.iter().map(|it| it.name()).collect();
-            format!("{behaviour:?} is no behaviour: expected one of {}", names.join(", "))
+            format!("{behaviour:?} is not a behaviour: expected one of {}", names.join(", "))
         })?,
         source: (*source).to_owned(),
         note: rest.first().map(|note| (*note).to_owned()).unwrap_or_default(),

@@ -71,7 +71,7 @@ impl Accelerator {
         self.current.is_some_and(|ask| unsafe { ask(&mut current) } == 0) && current == device_index
     }
 
-    /// Makes a device this thread's current one until what is returned is dropped; none where it is that already.
+    /// Makes a device this thread's current one until what is returned is dropped; `None` if it is that already.
     pub(super) fn guard(&self, device_index: i32) -> Option<DeviceGuard> {
         let (create, delete) = self.guard?;
         if device_index < 0 || self.is_current(device_index) {

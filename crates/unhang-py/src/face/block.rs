@@ -29,7 +29,7 @@ impl Block {
 thread_local! {
     static ENTERED: Cell<Option<[u32; 2]>> = const { Cell::new(None) };
 }
-/// How many threads are inside of a block. Where there are none nobody asks Python.
+/// The number of threads inside a block. At zero nobody asks Python.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// Python's function that returns the block that torch carried to this thread, or None.
 static ASK: OnceLock<Py<PyAny>> = OnceLock::new();

@@ -89,7 +89,7 @@ impl Torch {
         }
     }
 
-    /// Memory from torch's allocator; none where torch has none to give.
+    /// Memory from torch's allocator; `None` if torch has no memory left.
     pub fn allocate(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
         let mut handle = std::ptr::null_mut();
         let Place { data_type, device_type, device_index } = place;

@@ -41,7 +41,7 @@ use crate::layers::Label;
 use crate::settings::{PySettings, number_of, numbered};
 
 fn device(name: &str) -> PyResult<Device> {
-    Device::named(name).ok_or_else(|| PyValueError::new_err(format!("{name} is no device type of ours")))
+    Device::named(name).ok_or_else(|| PyValueError::new_err(format!("{name} is not a device type that unhang knows")))
 }
 
 /// Finds torch's functions and tests them. `original` is a key set under which torch's own kernels are reached, `python` are those of

@@ -11,7 +11,7 @@ type IsOn = unsafe extern "C" fn() -> bool;
 type Start = unsafe extern "C" fn(*const c_char, *mut c_void, *const *mut c_void, u64, *mut *mut c_void) -> Code;
 type End = unsafe extern "C" fn(*mut c_void) -> Code;
 
-/// Torch's functions for records; none where a torch lacks one, and then there are no records.
+/// Torch's functions for records; `None` if a torch lacks one, and then there are no records.
 pub(super) struct Profiler(Option<(IsOn, Start, End)>);
 
 impl Profiler {
@@ -26,7 +26,7 @@ impl Profiler {
         }
     }
 
-    /// Begins a record of that name, which ends where what is returned is dropped; none while nobody profiles.
+    /// Begins a record of that name, which ends where what is returned is dropped; `None` while nobody profiles.
     pub(super) fn record(&self, name: Option<&CStr>) -> Option<Record> {
         let (is_on, start, end) = self.0?;
         // SAFETY: no arguments.

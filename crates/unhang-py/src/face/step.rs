@@ -34,7 +34,7 @@ enum Work {
 }
 
 impl Work {
-    /// What our engines compute; none where torch's own kernels do.
+    /// What our engines compute; `None` if torch's own kernels do.
     fn problem(&self) -> Option<&Problem> {
         match self {
             Work::Cpu(problem) => Some(problem),
@@ -53,7 +53,7 @@ struct Inner {
     sizes: Vec<i64>,
     strides: Vec<i64>,
     counter: Counter,
-    /// What profilers show; none where torch computes what our engines do not know.
+    /// What profilers show; `None` if torch computes what our engines do not know.
     record: Option<CString>,
 }
 
@@ -110,7 +110,7 @@ impl Step {
         }
     }
 
-    /// How operands must lie; none where torch's own kernels compute.
+    /// The operands' required layout; `None` if torch's own kernels compute.
     pub fn layout(&self) -> Option<Layout> {
         self.0.work.problem().map(Problem::layout)
     }
@@ -135,7 +135,7 @@ impl Step {
         Step(Arc::clone(&self.0))
     }
 
-    /// Computes from the operands of its direction; none where that is not possible, and Python has to.
+    /// Computes from the operands of its direction; `None` if that is not possible and Python must do it.
     pub fn compute<'a>(
         &self,
         torch: &'a Torch,

@@ -58,7 +58,7 @@ impl Key {
         Key { words, length: 1 }
     }
 
-    /// Adds numbers; none where they are too many.
+    /// Adds numbers; `None` if they are too many.
     pub(super) fn add(&mut self, numbers: &[i64]) -> Option<()> {
         let end = self.length + numbers.len();
         self.words.get_mut(self.length..end)?.copy_from_slice(numbers);

@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// The words of a line as a shell would have them, up to a comment, a pipe or a redirection; none where it goes on with `…`.
+    /// A line's words as a shell splits them, up to a comment, a pipe or a redirection; `None` if the line has a `…`.
     fn words(line: &str) -> Option<Vec<String>> {
         let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
         for c in line.chars() {

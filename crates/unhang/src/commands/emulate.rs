@@ -96,7 +96,7 @@ fn three(text: &str) -> Result<[u32; 3], String> {
         return Err("at most three numbers: X,Y,Z".into());
     }
     for (axis, part) in axes.iter_mut().zip(parts) {
-        *axis = part.trim().parse().map_err(|_| format!("{part:?} is no number"))?;
+        *axis = part.trim().parse().map_err(|_| format!("{part:?} is not a number"))?;
     }
     Ok(axes)
 }

@@ -146,7 +146,7 @@ impl PlanCommand {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The 2-d convolutions that a 3-d one is folded into; none where no 3-d one is asked for.
+    /// The 2-d convolutions that a 3-d one is folded into; `None` without a 3-d one.
     fn folded(&self) -> anyhow::Result<Option<Folded>> {
         let [key] = self.convolution.as_slice() else { return Ok(None) };
         if !matches!(key.split(':').nth(2), Some("ncdhw" | "ndhwc")) || self.has_options() {

@@ -87,7 +87,7 @@ pub(super) struct Tried {
     pub trial: Trial,
     /// How it ended.
     pub verdict: Verdict,
-    /// How long its child took; none where no child was started for it.
+    /// How long its child took; `None` if no child was started for it.
     pub elapsed: Option<Duration>,
     /// The largest error, or what went wrong, in words.
     pub detail: String,

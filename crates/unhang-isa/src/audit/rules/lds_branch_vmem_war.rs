@@ -88,7 +88,7 @@ mod tests {
         }
         check(&code(local, to_local), &[]);
         check(&code(flat, flat), &[]);
-        // The flat access stands before the branch, so that the memory behind it is no finding any more.
+        // The flat access stands before the branch, so the memory access after it is no longer a finding.
         let memory = [0xdc30_8000, 0x0604_0001];
         check(&[&local[..], &flat, &branch, &memory].concat(), &[]);
     }

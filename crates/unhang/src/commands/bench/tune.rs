@@ -393,7 +393,7 @@ fn say(event: &Event) -> anyhow::Result<()> {
 
 /// The first choice is the model's; nothing where nothing was timed.
 fn outcome(layer: String, problem: String, timed: &[Timed]) -> Option<Outcome> {
-    // What is never taken unasked is no yardstick for the model.
+    // The model is not judged by choices that are used only on request.
     let unasked: Vec<&Timed> = timed.iter().filter(|it| !it.choice.starts_with("half:")).collect();
     let (first, best) = (*unasked.first()?, *unasked.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
     let share = if first.seconds > 0.0 { best.seconds / first.seconds } else { 1.0 };

@@ -66,7 +66,7 @@ fn shares(tunings: &[Tuning]) -> Vec<(&Tuning, f64)> {
     tunings.iter().filter(counts).map(|it| (it, it.tuned.share())).collect()
 }
 
-/// The geometric mean of the model's share of the fastest ones' speed, and the worst; none where nothing counts.
+/// The geometric mean of the model's share of the fastest ones' speed, and the worst; `None` if nothing counts.
 fn mean_and_worst(tunings: &[Tuning]) -> Option<(f64, f64, &Tuning)> {
     let shares = shares(tunings);
     let (worst, least) = *shares.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;

@@ -26,7 +26,7 @@ pub(crate) struct Decision {
     pub action: Action,
     /// The value that it has in the run.
     pub value: Option<String>,
-    /// The value that was wanted, where the user's stays; none if it should not be set.
+    /// The value that was wanted, where the user's stays; `None` if it should not be set.
     pub wanted: Option<String>,
     /// Why.
     pub reason: String,
@@ -59,7 +59,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// What a profile comes to, given what is set. A line that wants nothing set and finds nothing set is no decision.
+/// What a profile comes to, given what is set. A line that wants nothing set and finds nothing set is not a decision.
 pub(crate) fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for line in &profile.lines {

@@ -1,15 +1,15 @@
 //! Depthwise convolutions: one channel in, one channel out. There is nothing to broadcast along channels, and memory is
 //! the limit; so vectors lie along a row (NCHW), from a small packed window, or along the channels (NHWC), in place. Small planes
-//! have a separate driver ([`depthwise_together`]).
+//! ([`depthwise_together`]) and large windows in NHWC ([`depthwise_pixels`]) have separate drivers.
 
 use unhang_conv::{Direction, Layout, Problem};
 
-use super::depthwise_together;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
 use super::kernels::{GradientRows, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
 use super::source::{Arrangement, SourceView, Window};
 use super::work::Work;
 use super::workspace::Workspace;
+use super::{depthwise_pixels, depthwise_together};
 use crate::plain::CHAIN;
 
 /// Numbers of a packed window: a part of the first-level cache.
@@ -27,11 +27,17 @@ pub(super) fn compute(problem: &Problem, work: Work<'_>) {
     let together = depthwise_together::is_better(problem, work.kernels);
     match (problem.direction(), problem.layout()) {
         (Direction::BackwardWeights, _) if together => depthwise_together::weights(problem, work),
-        _ if together => depthwise_together::compute(&Gather::new(problem), problem.layout(), work),
+        _ if together => depthwise_together::compute(&Gather::new(problem), work),
         (Direction::BackwardWeights, Layout::Nchw) => rows_weights(problem, work),
         (Direction::BackwardWeights, Layout::Nhwc) => pixels_weights(problem, work),
         (_, Layout::Nchw) => rows(&Gather::new(problem), work),
-        (_, Layout::Nhwc) => pixels(&Gather::new(problem), work),
+        (_, Layout::Nhwc) => {
+            let gather = Gather::new(problem);
+            match depthwise_pixels::is_better(&gather, work.kernels) {
+                true => depthwise_pixels::compute(&gather, work),
+                false => pixels(&gather, work),
+            }
+        }
     }
 }
 
@@ -264,6 +270,7 @@ fn pixels(gather: &Gather, work: Work<'_>) {
                             channels,
                             to: to.as_mut_ptr(),
                             to_step,
+                            stored: channels,
                             pixels: count,
                         });
                     }

@@ -1,4 +1,4 @@
-//! Depthwise convolutions of small planes, in all directions and layouts.
+//! Depthwise convolutions of small planes in NCHW, in all directions.
 //!
 //! Rows of few pixels do not fill vectors, and much of them is at the edges. So some channels of an image are brought together,
 //! with zeros around their planes, as pixels whose channels lie in whole vectors; results are taken apart again. All of that
@@ -16,8 +16,6 @@ use crate::plain::CHAIN;
 /// Columns of a plane up to which its rows do not fill vectors well, and those where rows would have to be dealt out or lanes
 /// brought together for every tap: with a stride, and of weight gradients.
 const MOST_COLUMNS: [usize; 2] = [14, 28];
-/// Rows and columns of a window from which on pixels at the edges of a small plane in NHWC take longer than bringing it together.
-const LARGE_WINDOW: usize = 5;
 /// Numbers of the source and the result of the channels that are brought together: most of a first-level cache.
 const BLOCK_NUMBERS: usize = 8 * 1024;
 /// Vectors of channels at most.
@@ -28,14 +26,11 @@ pub(super) fn is_better(problem: &Problem, kernels: &Kernels) -> bool {
     let columns = problem.in_size()[1].max(problem.out_size()[1]);
     let gather = Gather::new(&forward_unless_data(problem));
     let simple = problem.direction() != Direction::BackwardWeights && problem.stride() == [1, 1];
-    let is_small = match problem.layout() {
-        Layout::Nchw => columns <= MOST_COLUMNS[usize::from(!simple)],
-        Layout::Nhwc => {
-            let [high, wide] = problem.kernel();
-            simple && columns <= 2 * wide && high.min(wide) >= LARGE_WINDOW
-        }
-    };
-    is_small && 2 * problem.in_channels() >= kernels.lanes && gather.axes.iter().all(|axis| axis.low <= 0)
+    let is_small = columns <= MOST_COLUMNS[usize::from(!simple)];
+    problem.layout() == Layout::Nchw
+        && is_small
+        && 2 * problem.in_channels() >= kernels.lanes
+        && gather.axes.iter().all(|axis| axis.low <= 0)
 }
 
 /// The problem whose taps fall on the source: for a weight gradient that of the forward direction.
@@ -48,7 +43,6 @@ fn forward_unless_data(problem: &Problem) -> Problem {
 
 /// How the channels of a block lie.
 struct Block {
-    layout: Layout,
     /// Channels: whole vectors.
     channels: usize,
     /// Rows and columns of the source with its padding.
@@ -60,7 +54,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(gather: &Gather, layout: Layout, kernels: &Kernels, threads: usize) -> Block {
+    fn new(gather: &Gather, kernels: &Kernels, threads: usize) -> Block {
         // As far as taps reach, and the whole source in any case.
         let length = |axis: &Axis| {
             let reach = (axis.steps - 1) * axis.in_step + axis.span;
@@ -79,7 +73,6 @@ impl Block {
             (row * padded[1] + column) * channels
         };
         Block {
-            layout,
             channels,
             padded,
             source: (0..rows.source * columns.source).map(place).collect(),
@@ -106,46 +99,31 @@ impl Block {
         let to = to.as_mut_ptr();
         // SAFETY: this many channels of every pixel, and every place has room for them.
         unsafe {
-            match self.layout {
-                Layout::Nchw => {
-                    let from = image.as_ptr().add(first * pixels);
-                    (kernels.transpose)(from, pixels, count, pixels, to, places.as_ptr());
-                }
-                Layout::Nhwc => {
-                    // Places that follow each other are copied together.
-                    let follow = |place: &usize, next: &usize| place + self.channels == *next;
-                    let mut from = image.as_ptr().add(first);
-                    for run in places.chunk_by(follow) {
-                        (kernels.rows)(from, channels, to.add(run[0]), self.channels, count, run.len());
-                        from = from.wrapping_add(run.len() * channels);
-                    }
-                }
-            }
+            let from = image.as_ptr().add(first * pixels);
+            (kernels.transpose)(from, pixels, count, pixels, to, places.as_ptr());
         }
     }
 
-    /// Takes `count` channels of all pixels apart again, to those of an image with `channels`, from `first` on.
+    /// Takes `count` channels of all pixels apart again, to those of an image from `first` on.
     ///
     /// # Safety
     /// `image` is good for all pixels of the result; no other thread writes these channels.
-    unsafe fn take_apart(
-        &self,
-        kernels: &Kernels,
-        from: &[f32],
-        image: *mut f32,
-        [first, count, channels]: [usize; 3],
-    ) {
+    unsafe fn take_apart(&self, kernels: &Kernels, from: &[f32], image: *mut f32, [first, count]: [usize; 2]) {
         let pixels = from.len() / self.channels;
         // SAFETY: this many channels of every pixel on both sides.
         unsafe {
-            match self.layout {
-                Layout::Nchw => {
-                    let (to, places) = (image.add(first * pixels), self.result.as_ptr());
-                    (kernels.transpose)(from.as_ptr(), self.channels, pixels, count, to, places);
-                }
-                Layout::Nhwc => (kernels.rows)(from.as_ptr(), self.channels, image.add(first), channels, count, pixels),
-            }
+            let (to, places) = (image.add(first * pixels), self.result.as_ptr());
+            (kernels.transpose)(from.as_ptr(), self.channels, pixels, count, to, places);
         }
+    }
+}
+
+/// Brings the taps of so many channels at a time together, tap by tap.
+pub(super) fn filters_together(kernels: &Kernels, weight: &[f32], [channels, taps]: [usize; 2], to: &mut [f32]) {
+    let places: Vec<usize> = (0..taps).map(|tap| tap * channels).collect();
+    for (from, to) in weight.chunks(channels * taps).zip(to.chunks_exact_mut(channels * taps)) {
+        // SAFETY: a row of taps for each channel, and room for as many channels at each tap.
+        unsafe { (kernels.transpose)(from.as_ptr(), taps, from.len() / taps, taps, to.as_mut_ptr(), places.as_ptr()) };
     }
 }
 
@@ -194,7 +172,7 @@ fn lines(gather: &Gather, block: &Block) -> (Vec<Vec<(isize, usize)>>, Vec<Line>
 ///
 /// # Panics
 /// When a slice is not as long as the gather says.
-pub(super) fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
+pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let [of_source, of_result] = [rows.source * columns.source, rows.result * columns.result];
@@ -202,17 +180,12 @@ pub(super) fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
     assert_eq!(source.len(), gather.batch * channels * of_source, "the source's length");
     assert_eq!(result.len(), gather.batch * channels * of_result, "the result's length");
     assert_eq!(weight.len(), channels * taps, "the filter's length");
-    let block = Block::new(gather, layout, kernels, threads);
+    let block = Block::new(gather, kernels, threads);
     let blocks = channels.div_ceil(block.channels);
     let (lists, lines) = lines(gather, &block);
     // Filters and biases of each block, channels together.
     let mut filters = Workspace::take(blocks * taps * block.channels);
-    let places: Vec<usize> = (0..taps).map(|tap| tap * block.channels).collect();
-    let of_blocks = weight.chunks(block.channels * taps).zip(filters.chunks_mut(block.channels * taps));
-    for (from, to) in of_blocks {
-        // SAFETY: a row of taps for each channel, and room for as many channels at each tap.
-        unsafe { (kernels.transpose)(from.as_ptr(), taps, from.len() / taps, taps, to.as_mut_ptr(), places.as_ptr()) };
-    }
+    filters_together(kernels, weight, [block.channels, taps], &mut filters);
     let mut biases = Workspace::take(blocks * block.channels);
     biases.fill(0.0);
     if let Some(bias) = bias {
@@ -243,6 +216,7 @@ pub(super) fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
                         channels: block.channels,
                         to: to.as_mut_ptr().add(line.to * block.channels),
                         to_step: columns.out_step * block.channels,
+                        stored: block.channels,
                         pixels: line.pixels,
                     });
                 }
@@ -250,7 +224,7 @@ pub(super) fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
             // SAFETY: this image's own results, and this block's channels of them.
             unsafe {
                 let image = result.get().add(image * channels * of_result);
-                block.take_apart(kernels, &to, image, [first, count, channels]);
+                block.take_apart(kernels, &to, image, [first, count]);
             }
         }
     });
@@ -269,7 +243,7 @@ pub(super) fn weights(problem: &Problem, work: Work<'_>) {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
     // Units are blocks of channels.
-    let block = Block::new(&Gather { batch: 1, ..gather.clone() }, problem.layout(), kernels, threads);
+    let block = Block::new(&Gather { batch: 1, ..gather.clone() }, kernels, threads);
     let offsets: Vec<usize> = rows.phases[0]
         .iter()
         .flat_map(|row| columns.phases[0].iter().map(|column| block.tap(gather, row, column)))

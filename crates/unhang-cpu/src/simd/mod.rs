@@ -7,6 +7,7 @@
 mod cache;
 mod channels;
 mod depthwise;
+mod depthwise_pixels;
 mod depthwise_together;
 mod edges;
 mod filters;

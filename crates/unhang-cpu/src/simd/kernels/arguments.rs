@@ -72,6 +72,9 @@ pub(crate) type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 /// Copies rows of `count` numbers: from, its step, to, its step, count, rows.
 pub(crate) type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
 
+/// Copies rows of `count` numbers, and asks for what lies so far ahead of each: from, its step, to, its step, count, rows, ahead.
+pub(crate) type RowsAheadKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize, isize);
+
 /// Rows to be copied with zeros before and behind them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PaddedRows {
@@ -152,6 +155,8 @@ pub(crate) struct Pixels<'a> {
     pub to: *mut f32,
     /// From one pixel of results to the next.
     pub to_step: usize,
+    /// Channels of the results that are stored: all of them, or fewer where vectors are whole.
+    pub stored: usize,
     /// How many pixels.
     pub pixels: usize,
 }

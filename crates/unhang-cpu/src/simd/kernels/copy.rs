@@ -85,6 +85,30 @@ pub(super) unsafe fn rows<V: Vector>(
 }
 
 /// # Safety
+/// As [`rows`]. Nothing has to be where it is asked for.
+#[inline(always)]
+pub(super) unsafe fn rows_ahead<V: Vector>(
+    from: *const f32,
+    from_step: usize,
+    to: *mut f32,
+    to_step: usize,
+    count: usize,
+    rows: usize,
+    ahead: isize,
+) {
+    for r in 0..rows {
+        // SAFETY: one of the rows.
+        unsafe {
+            let from = from.add(r * from_step);
+            for i in (0..count).step_by(V::LANES.max(16)) {
+                V::prefetch(from.wrapping_offset(ahead).wrapping_add(i));
+            }
+            row::<V>(from, 1, count, to.add(r * to_step));
+        }
+    }
+}
+
+/// # Safety
 /// Both pointers are good for what the fields describe; the features of `V` are on.
 #[inline(always)]
 pub(super) unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {

@@ -19,8 +19,8 @@ use crate::isa::Isa;
 pub(super) use arguments::{
     CorrelateChannelsKernel, CorrelateKernel, GradientPlanes, GradientProductsKernel, GradientRows, MOST_TAPS,
     PackingTile, PackingTileKernel, PaddedRows, Pixels, PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel,
-    ProductsKernel, ProductsKernelOfElement, ProductsTogetherKernel, RowKernel, Rows, RowsKernel, Run, TAP_COUNTS,
-    TapColumn, Tile, TileKernel, TransposeKernel,
+    ProductsKernel, ProductsKernelOfElement, ProductsTogetherKernel, RowKernel, Rows, RowsAheadKernel, RowsKernel, Run,
+    TAP_COUNTS, TapColumn, Tile, TileKernel, TransposeKernel,
 };
 pub(super) use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
 pub(super) use winograd::{
@@ -60,6 +60,8 @@ pub(super) struct Kernels {
     pub row: RowKernel,
     /// Copying of rows.
     pub rows: RowsKernel,
+    /// Copying of rows, while others are asked for.
+    pub rows_ahead: RowsAheadKernel,
     /// Copying of rows with zeros around them.
     pub padded_rows: unsafe fn(&PaddedRows),
     /// Brings every second number and those between them together: even, odd, count of both, to.
@@ -140,6 +142,7 @@ impl Kernels {
             transpose: |_, _, _, _, _, _| {},
             row: |_, _, _, _| {},
             rows: |_, _, _, _, _, _| {},
+            rows_ahead: |_, _, _, _, _, _, _| {},
             padded_rows: |_| {},
             interleave: |_, _, _, _| {},
             add: |_, _, _| {},
@@ -274,6 +277,9 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; rows [] (
                 from: *const f32, from_step: usize, to: *mut f32, to_step: usize, count: usize, rows: usize
             ) = copy::rows);
+            kernel!([$(#[$features])?] $vector; rows_ahead [] (
+                from: *const f32, from_step: usize, to: *mut f32, to_step: usize, count: usize, rows: usize, ahead: isize
+            ) = copy::rows_ahead);
             kernel!([$(#[$features])?] $vector; padded_rows [] (rows: &PaddedRows) = copy::padded_rows);
             kernel!([$(#[$features])?] $vector; interleave [] (
                 even: *const f32, odd: *const f32, count: usize, to: *mut f32
@@ -393,6 +399,7 @@ macro_rules! kernels {
                 transpose,
                 row,
                 rows,
+                rows_ahead,
                 padded_rows,
                 interleave,
                 add,

@@ -9,11 +9,11 @@ const TOGETHER: usize = 8;
 
 /// # Safety
 /// The features of `V` are on. At every tap of every pixel `x` and `w` are good for `channels` numbers, which are whole vectors,
-/// and so are `bias` and each pixel of `to`.
+/// and so is `bias`; each pixel of `to` for the channels that are stored.
 #[inline(always)]
 pub(super) unsafe fn correlate<V: Vector>(pixels: &Pixels<'_>) {
     for (pixel, count) in even_parts(pixels.pixels, TOGETHER) {
-        for channel in (0..pixels.channels).step_by(V::LANES) {
+        for channel in (0..pixels.stored).step_by(V::LANES) {
             // SAFETY: some of the same pixels, and one of their vectors.
             unsafe {
                 match count {
@@ -74,8 +74,10 @@ unsafe fn of_neighbours<V: Vector, const PIXELS: usize, const TAPS: usize>(
                 }
             }
         }
+        let stored = pixels.stored - channel;
         for (p, sum) in sums.iter().enumerate() {
-            sum.store(pixels.to.add((pixel + p) * pixels.to_step + channel));
+            let to = pixels.to.add((pixel + p) * pixels.to_step + channel);
+            if stored >= V::LANES { sum.store(to) } else { sum.store_part(to, stored) }
         }
     }
 }

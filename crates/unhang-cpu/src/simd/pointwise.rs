@@ -34,6 +34,10 @@ const FEW_PIXELS: usize = 64;
 const JOINED_RESULTS: usize = 64;
 /// Parts of the filters from which on what is read next is asked for all the while, and not only from panel to panel.
 const MANY_PARTS: usize = 8;
+/// Numbers of a source that no cache holds, and parts of the filters from which on that is so for it.
+const FAR_NUMBERS: usize = 5 * 1024 * 1024;
+/// See [`FAR_NUMBERS`].
+const SOME_PARTS: usize = 3;
 /// The sums of one tile at most: those that registers hold.
 const TILE_NUMBERS: usize = 32 * 16;
 
@@ -92,7 +96,10 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
         let begin = chunk % chunks * of_unit;
         Unit { product: chunk / chunks, begin, end: columns.min(begin + of_unit), parts: &parts[first..first + count] }
     };
-    let fetch = source.len() > FETCH_NUMBERS && parts.len() >= MANY_PARTS;
+    let fetch = match source.len() {
+        numbers if numbers > FAR_NUMBERS => parts.len() >= SOME_PARTS,
+        numbers => numbers > FETCH_NUMBERS && parts.len() >= MANY_PARTS,
+    };
     for_each_unit(threads, units, |number| {
         // The one that this thread takes next if all take as long.
         let next = Some(number + threads).filter(|&next| fetch && next < units).map(unit);

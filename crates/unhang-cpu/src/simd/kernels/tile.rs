@@ -21,7 +21,14 @@ pub(super) unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTO
 #[inline(always)]
 pub(super) unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
     // SAFETY: the same conditions; asking touches nothing.
-    unsafe { body::<V, 1, P, VECTORS>(tile, 1, |from, _, _| V::prefetch_now(from.wrapping_add(tile.row_step))) }
+    unsafe { body::<V, 1, P, VECTORS>(tile, 1, |from, _, _| V::prefetch_now(last_ahead::<V>(from, tile))) }
+}
+
+/// The last number of the vector that lies `row_step` ahead. A vector may lie on two cache lines: the first of them was asked for
+/// with the vector before.
+#[inline(always)]
+fn last_ahead<V: Vector>(from: *const f32, tile: &Tile<'_>) -> *const f32 {
+    from.wrapping_add(tile.row_step + V::LANES - 1)
 }
 
 /// The same; the vectors of each step are packed meanwhile.
@@ -35,7 +42,7 @@ pub(super) unsafe fn packing<V: Vector, const P: usize, const VECTORS: usize>(pa
     // SAFETY: the same conditions.
     unsafe {
         body::<V, 1, P, VECTORS>(tile, 1, |from, v, vector| {
-            V::prefetch_now(from.wrapping_add(tile.row_step));
+            V::prefetch_now(last_ahead::<V>(from, tile));
             vector.store(to.add(v * V::LANES));
             if v + 1 == VECTORS {
                 // The last step moves past the end: see `body`.

@@ -31,6 +31,9 @@ pub enum Algorithm {
     SinglePixels,
     /// Sums of a few images, each by a number for every filter: the same, weight gradients.
     SinglePixelsWeights,
+    /// Sums over channels with channels in vectors on both sides, where they lie: 1×1 with few filters in NHWC, forward, and
+    /// backward-data of one channel.
+    FewFilters,
     /// Sums over pixels with pixels in vectors on both sides, where they lie: 1×1 with few filters in NCHW, weight gradients.
     FewFiltersWeights,
     /// F(4×4, 3×3): a quarter of the products, between transforms.
@@ -95,6 +98,7 @@ impl Algorithm {
             () if one_group && weights && dense_tap && problem.out_channels() < FEWEST_PACKED => {
                 Algorithm::FewFiltersWeights
             }
+            () if one_group && !weights && sums_along_channels(problem, isa) => Algorithm::FewFilters,
             () if problem.layout() == Layout::Nhwc && planes_pay(problem, isa) => Algorithm::ByPlanes,
             () if weights && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
             () if weights && winograd_axis_wins(problem, isa) => Algorithm::WinogradAxisWeights,
@@ -133,6 +137,7 @@ impl Algorithm {
             Algorithm::Pointwise => "pointwise",
             Algorithm::SinglePixels => "single-pixels",
             Algorithm::SinglePixelsWeights => "single-pixels-weights",
+            Algorithm::FewFilters => "few-filters",
             Algorithm::FewFiltersWeights => "few-filters-weights",
             Algorithm::Winograd => "winograd",
             Algorithm::WinogradAxis => "winograd-axis",
@@ -154,6 +159,14 @@ fn is_one_result(problem: &Problem) -> bool {
         && problem.padding() == [0, 0]
         && problem.kernel() == problem.in_size()
         && (0..2).all(|axis| problem.kernel()[axis] == 1 || problem.dilation()[axis] == 1)
+}
+
+/// Whether the channels of each pixel and those of a filter lie together and fill a vector, and the filters a quarter of one at
+/// most.
+fn sums_along_channels(problem: &Problem, isa: Isa) -> bool {
+    let most = if problem.direction() == Direction::Forward { FEW_RESULTS } else { 1 };
+    let [source, _, result] = problem.operand_shapes().map(|shape| shape[1]);
+    problem.layout() == Layout::Nhwc && problem.stride() == [1, 1] && source >= isa.lanes() && result <= most
 }
 
 /// Images whose gradients are summed one after the other at most: a short chain.

@@ -250,6 +250,12 @@ proptest! {
 fn large_problems_pass_with_any_number_of_threads() {
     let keys = [
         "forward:f32:nhwc:2x260x6x7:100x1x1:s1x1:p0x0:d1x1:g1",
+        // Depthwise: several strips of rows, tiles of columns and blocks of channels, the last of which is not whole.
+        "forward:f32:nhwc:1x70x60x90:70x5x5:s1x1:p2x2:d1x1:g70",
+        "backward-data:f32:nhwc:2x150x50x40:150x7x5:s1x1:p3x0:d1x2:g150",
+        // One filter and a few, on more pixels than are one unit.
+        "forward:f32:nhwc:2x40x30x30:3x1x1:s1x1:p0x0:d1x1:g1",
+        "backward-data:f32:nhwc:2x1x30x30:40x1x1:s1x1:p0x0:d1x1:g1",
         "forward:f32:nhwc:1x256x9x8:130x1x1:s2x2:p0x0:d1x1:g1",
         "backward-data:f32:nhwc:2x100x9x7:320x1x1:s2x3:p0x0:d1x1:g1",
         "backward-weights:f32:nhwc:3x5x40x40:6x3x3:s1x1:p1x1:d1x1:g1",

@@ -247,6 +247,19 @@ fn the_table_of_algorithms() {
         chosen(Specification { groups: 2, in_channels: 64, out_channels: 64, ..three.clone() }),
         Algorithm::Direct
     );
+    // Few filters in NHWC, where channels lie together, and one channel of a gradient.
+    let few = Specification { out_channels: 4, layout: Layout::Nhwc, ..image.clone() };
+    assert_eq!(chosen(few.clone()), Algorithm::FewFilters);
+    assert_eq!(chosen(Specification { in_channels: 8, ..few.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { layout: Layout::Nchw, ..few.clone() }), Algorithm::Pointwise);
+    let gradient_of = |channels: i64| Specification {
+        in_channels: channels,
+        out_channels: 32,
+        direction: Direction::BackwardData,
+        ..few.clone()
+    };
+    assert_eq!(chosen(gradient_of(1)), Algorithm::FewFilters);
+    assert_eq!(chosen(gradient_of(2)), Algorithm::Direct);
     // With a stride of two where parities of rows and columns spare enough: filters that are larger, and data gradients.
     let strided = |taps: i64, padding: i64| Specification {
         kernel: [taps, taps],

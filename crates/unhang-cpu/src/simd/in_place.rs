@@ -4,8 +4,8 @@
 //! * A result's row is summed along the inner dimension with its columns in vectors ([`Product`]): pixels of planes, or the
 //!   channels of one pixel. The larger operand is read in place, a panel of columns at a time for all rows; the next panel
 //!   is asked for meanwhile. Only planes of few pixels are packed, images beside each other, so that vectors are full.
-//! * A result's number is a sum along two rows that lie together ([`dot_rows`]): forward of one pixel, and the weight gradient of
-//!   few filters.
+//! * A result's number is a sum along two rows that lie together ([`dot_rows`]): forward of one pixel, of few filters in NHWC, and
+//!   the weight gradient of few filters in NCHW.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -35,6 +35,8 @@ const CHANNELS_OF_IMAGE: usize = 32;
 /// Pixels along which the weight gradient of few filters is summed at a time: those of a few channels stay in the first-level
 /// cache.
 const CHUNK_PIXELS: usize = 2048;
+/// Pixels of one unit of work that has few filters.
+const UNIT_PIXELS: usize = 512;
 /// Filters, or channels of them, that one unit of work sums.
 const UNIT_PLACES: usize = 24;
 
@@ -303,7 +305,28 @@ pub(super) fn single_pixels(problem: &Problem, work: Work<'_>) {
     });
 }
 
-/// The weight gradient of the same problems: each filter's is a sum over images of whole ones by a number each.
+/// 1×1 with few results for each pixel in NHWC, forward, or with one, backward-data: sums along a pixel's channels and a filter's.
+///
+/// # Panics
+/// When a slice is not as long as the problem says, or the problem is another one.
+pub(super) fn few_filters(problem: &Problem, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
+    let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    assert_eq!([source.len(), weight.len(), result.len()], lengths, "the operands' lengths");
+    let [channels, _, results] = problem.operand_shapes().map(|shape| shape[1]);
+    let transposed = problem.direction() == Direction::BackwardData && results > 1;
+    assert!(weight.len() == channels * results && !transposed, "filters whose channels lie together");
+    crate::parallel::for_each_chunk(threads, result, UNIT_PIXELS * results, |unit, result| {
+        let pixels = &source[unit * UNIT_PIXELS * channels..][..result.len() / results * channels];
+        let result = Shared(result.as_mut_ptr());
+        dot_rows(kernels, [weight, pixels], channels, |filter, pixel, sum| {
+            // SAFETY: a result of this unit's own pixels.
+            unsafe { *result.get().add(pixel * results + filter) = sum + bias.map_or(0.0, |bias| bias[filter]) };
+        });
+    });
+}
+
+/// The weight gradient of images of one pixel: each filter's is a sum over images of whole ones by a number each.
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, the problem is another one, or fewer numbers of an image than fill a vector.
@@ -344,8 +367,8 @@ pub(super) fn single_pixels_weights(problem: &Problem, work: Work<'_>) {
 fn dot_rows(kernels: &Kernels, [first, second]: [&[f32]; 2], length: usize, write: impl Fn(usize, usize, f32)) {
     let [most_rows, most_places] = kernels.plane_products_tile;
     let mut sums = [0.0f32; 64];
+    let offsets: Vec<usize> = (0..most_places).map(|place| place * length).collect();
     for (place, places) in even_parts(second.len() / length, most_places) {
-        let offsets: Vec<usize> = (0..places).map(|place| place * length).collect();
         for (row, rows) in even_parts(first.len() / length, most_rows) {
             let x = &second[place * length..][..places * length];
             let dy = &first[row * length..][..rows * length];

@@ -69,6 +69,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::PlaneWeights => plane_gradient::compute(problem, work),
         Algorithm::SinglePixels => in_place::single_pixels(problem, work),
         Algorithm::SinglePixelsWeights => in_place::single_pixels_weights(problem, work),
+        Algorithm::FewFilters => in_place::few_filters(problem, work),
         Algorithm::FewFiltersWeights => in_place::few_filters_weights(problem, work),
         Algorithm::Pointwise => pointwise::compute(&gather(), work),
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),

@@ -153,6 +153,38 @@ fn native_code_without_its_waits_is_repaired() {
     assert!(repair.functions.iter().all(|function| function.after.total() == 0));
 }
 
+/// A sum whose last two elements are read as one of eight bytes, with this much local memory of its own before what a launch adds.
+fn wide_sum(own: u32) -> Vec<u8> {
+    let mut object = NATIVE.to_vec();
+    let words = |object: &[u8], words: [u32; 2]| {
+        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        object.windows(8).position(|found| found == bytes).unwrap()
+    };
+    // ds_read2_b32 v[2:3], v1 offset1:1 becomes ds_read_b64 v[2:3], v1.
+    let read = words(&object, [0xd8dc_0100, 0x0200_0001]);
+    object[read..read + 4].copy_from_slice(&0xd9d8_0000u32.to_le_bytes());
+    let code = CodeObject::parse(NATIVE).unwrap();
+    let sum = code.functions.iter().find(|function| function.name == "block_sum").unwrap().descriptor.unwrap();
+    object[sum.file_offset..sum.file_offset + 4].copy_from_slice(&own.to_le_bytes());
+    // COMPUTE_PGM_RSRC1's bit for workgroup-processor mode.
+    object[sum.file_offset + 51] |= 1 << 5;
+    object
+}
+
+#[test]
+fn native_kernels_whose_added_local_memory_begins_unaligned_keep_to_one_compute_unit() {
+    assert!(repair_object(&wide_sum(1024), OPTIONS).unwrap().bytes.is_none());
+    let object = wide_sum(1025);
+    let repair = repair_object(&object, OPTIONS).unwrap();
+    checking::check_repair(&object, &repair);
+    let changed: Vec<_> = repair.functions.iter().filter(|function| function.mode_changed).map(|it| &it.name).collect();
+    assert_eq!(changed, ["block_sum"]);
+    let repaired = repair.bytes.unwrap();
+    let after = CodeObject::parse(&repaired).unwrap();
+    let sum = after.functions.iter().find(|function| function.name == "block_sum").unwrap().descriptor.unwrap();
+    assert!(!sum.workgroup_processor_mode());
+}
+
 #[test]
 fn real_kernels_are_repaired_completely() {
     let repair = repair_object(KERNELS, OPTIONS).unwrap();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use unhang_isa::audit::{Context, audit};
 use unhang_isa::elf::CodeObject;
-use unhang_isa::repair::{FunctionRepair, ObjectRepair, Options, Treatment, repair_object};
+use unhang_isa::repair::{FunctionRepair, ObjectRepair, Options, Treatment, may_misalign, repair_object};
 use unhang_isa::{Chip, Program};
 
 use crate::cache::{self, MAX_OBJECT};
@@ -39,15 +39,18 @@ fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
 }
 
 /// Whether a function of an object breaks a rule of the chip that it was compiled for: compilers do not look into inline assembly, which
-/// rocPRIM has, and Triton's descriptors of buffers put every access out of range on gfx1010.
+/// rocPRIM has, Triton's descriptors of buffers put every access out of range on gfx1010, and PyTorch's sums promise an alignment that
+/// their local memory does not have.
 fn is_unsafe(object: &[u8], chip: Chip) -> bool {
     let Ok(code) = CodeObject::parse(object) else { return false };
     let Some(target) = code.chip() else { return false };
     code.functions.iter().any(|function| {
         let mode = code.mode_of(function);
         let context = Context { workgroup_processor_mode: mode.workgroup_processor };
-        Program::decode(function.code, target, mode.wave64)
-            .is_ok_and(|program| !audit(&program, chip, context).is_empty())
+        Program::decode(function.code, target, mode.wave64).is_ok_and(|program| {
+            function.descriptor.is_some_and(|it| may_misalign(&program, &it))
+                || !audit(&program, chip, context).is_empty()
+        })
     })
 }
 

@@ -23,8 +23,8 @@ pub use finding::{Finding, Hazards};
 pub(crate) use flow::{Calls, work_around, work_arounds};
 pub use flow::{PathWatch, StretchSummary};
 pub use rule::{Context, Rule, Severity};
-pub(crate) use rules::lds_misaligned::has_wide_accesses as has_wide_local_accesses;
 pub use rules::lds_misaligned::wide_local_access;
+pub(crate) use rules::lds_misaligned::{has_wide_accesses as has_wide_local_accesses, may_begin_misaligned};
 pub(crate) use rules::nsa_to_vmem::{address_words as image_address_words, places as places_behind_images};
 pub use transfer::Transfer;
 

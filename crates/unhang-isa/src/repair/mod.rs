@@ -32,7 +32,7 @@ use plan::Change;
 pub use plan::{FunctionPlan, FunctionRepair, ObjectRepair, Options, Treatment};
 pub use reason::Reason;
 
-use crate::audit::{Context, Hazards, Rule, audit, audit_across_calls, has_wide_local_accesses};
+use crate::audit::{Context, Hazards, Rule, audit, audit_across_calls, has_wide_local_accesses, may_begin_misaligned};
 use crate::buffer_descriptors::with_checked_offsets;
 use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
 use crate::{Chip, Program};
@@ -147,6 +147,11 @@ fn repair_descriptors(program: &Program, code: &[u8], chip: Chip) -> Option<(Vec
     Some((code, repaired))
 }
 
+/// Whether a native kernel may access the local memory that a launch adds where the chip gets that wrong.
+pub fn may_misalign(program: &Program, descriptor: &KernelDescriptor) -> bool {
+    descriptor.workgroup_processor_mode() && may_begin_misaligned(program, descriptor.group_segment_size)
+}
+
 fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
     let Subject { function, code, mode, limit, is_shared } = subject;
     let chip = options.chip;
@@ -158,14 +163,15 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     let is_called = function.descriptor.is_none();
     let across_calls = |program: &Program| audit_across_calls(program, chip, context, is_called).len();
     let across = if options.keep_size { 0 } else { across_calls(program) };
-    // And none looks into inline assembly, which rocPRIM has. Apart from both, native code has nothing to repair.
-    if program.chip.is_rdna1() && before.total() == 0 && across == 0 {
+    // And none looks into inline assembly, which rocPRIM has, or behind a cast. Apart from these, native code has nothing to repair.
+    let is_aligned = program.chip.is_rdna1() && !function.descriptor.is_some_and(|it| may_misalign(program, &it));
+    if is_aligned && before.total() == 0 && across == 0 {
         return;
     }
     let spare = if options.keep_size { None } else { subject.spare(program, chip) };
-    // The alignment of most local accesses cannot be known beforehand; on one compute unit it does not matter.
+    // The alignment of most local accesses cannot be known beforehand; on one compute unit it does not matter. A compiler for RDNA1 knows.
     if chip.is_rdna1()
-        && !program.chip.is_rdna1()
+        && !is_aligned
         && !is_shared
         && let Some(descriptor) = function.descriptor.filter(|_| has_wide_local_accesses(program))
         && descriptor.workgroup_processor_mode()

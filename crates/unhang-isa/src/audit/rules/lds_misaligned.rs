@@ -28,6 +28,12 @@ pub(crate) fn has_wide_accesses(program: &Program) -> bool {
     program.instructions.iter().any(|instruction| wide_local_access(instruction).is_some())
 }
 
+/// Whether the local memory that a launch adds may begin where a wide access is not aligned: it begins behind the kernel's own, and a
+/// source that declares it as bytes gives it no alignment. PyTorch's sums do; the compiler believes their casts.
+pub(crate) fn may_begin_misaligned(program: &Program, own: u32) -> bool {
+    program.instructions.iter().filter_map(wide_local_access).any(|(width, _)| !own.is_multiple_of(width))
+}
+
 fn check(program: &Program, _: Chip, context: Context, find: &mut dyn FnMut(u32)) {
     if !context.workgroup_processor_mode || !has_wide_accesses(program) {
         return;

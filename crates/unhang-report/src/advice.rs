@@ -13,6 +13,9 @@ impl Report {
     pub(crate) fn what_to_do(&self) -> Vec<String> {
         let seen = || self.records.iter().filter(|record| record.source != RecordSource::Import);
         if seen().next().is_none() {
+            if self.rehearsal {
+                return vec!["Play a card first: `unhang probe --grid --rehearse rx5600xt-rocm5.7`.".to_owned()];
+            }
             return vec!["Find out which convolutions work here: `unhang probe --grid`.".to_owned()];
         }
         if self.rehearsal {

@@ -65,6 +65,8 @@ pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
         let text = printable(&cause.to_string());
         match text.strip_prefix("hint: ") {
             Some(hint) => hints.push(hint.to_owned()),
+            // Some errors quote their cause.
+            None if lines.last().is_some_and(|before: &String| before.ends_with(&text)) => {}
             None => lines.push(text),
         }
     }

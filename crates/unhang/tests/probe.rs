@@ -29,6 +29,24 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A machine that a folder describes has its own evidence: without its name the report would have nothing to show.
+#[test]
+fn what_a_probe_advises_to_type_shows_what_it_found() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let layers = home.join("one.tsv");
+    std::fs::write(&layers, "one 1 16 48 48 32 3 3 1 1 1 1 1 1 1\n").unwrap();
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-machine/fixtures/rx5600xt-rocm5.7");
+    let probe = ["probe", "--rehearse", "rx5600xt-rocm5.7", "--layers", layers.to_str().unwrap(), "--root", machine];
+    let said = text(&run(home, &probe).stdout);
+    let advised =
+        said.lines().find_map(|line| line.strip_prefix("the map: unhang ")).unwrap_or_else(|| panic!("{said}"));
+    let report = text(&run(home, &advised.split_whitespace().collect::<Vec<_>>()).stdout);
+    assert!(report.contains("16→32") && report.contains("hangs"), "{advised}: {report}");
+    let nothing = text(&run(home, &["report", "--rehearsed"]).stdout);
+    assert!(nothing.contains("unhang probe --grid --rehearse rx5600xt-rocm5.7"), "{nothing}");
+}
+
 #[test]
 fn the_grid_of_the_reports_is_reproduced() {
     let home = tempfile::tempdir().unwrap();

@@ -71,7 +71,37 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
         let wrong = ["/etc/passwd", "/dev/zero"].into_iter().find(|it| arguments.contains(it)).unwrap_or("nowhere");
         assert!(said.contains(wrong), "{arguments:?} does not say what is wrong: {said}");
+        assert!(!said.contains(".unhang-"), "{arguments:?} names a file of our own: {said}");
         assert!(!place.path().join("nowhere").exists() && !place.path().join("nowhere.tsv").exists(), "{arguments:?}");
+    }
+}
+
+/// Nothing is read without an end, and nobody is waited for who may never write.
+#[test]
+fn inputs_without_an_end_are_refused() {
+    let place = place();
+    let pipe = place.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    for arguments in [
+        &["audit", "pipe"][..],
+        &["audit", "/dev/zero"],
+        &["repair", "pipe", "--output", "copy"],
+        &["repair", "/dev/zero", "--extract", "objects"],
+        &["emulate", "/dev/zero"],
+        &["evidence", "import", "pipe"],
+        &["evidence", "import", "/dev/zero"],
+        &["probe", "--rehearse", "rx5600xt-rocm5.7", "--layers", "/dev/zero"],
+        &["probe", "--grid", "--rehearse", "/dev/zero"],
+        &["kernels", "list", "--layers", "/dev/zero"],
+        &["doctor", "--env-file", "/dev/zero"],
+    ] {
+        let started = Instant::now();
+        let output = unhang(place.path(), arguments);
+        let said = [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned()).concat();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("not a plain file") || said.contains("the most that is read"), "{arguments:?}: {said}");
+        assert_eq!(said.matches("not a plain file").count().max(1), 1, "{arguments:?} says it twice: {said}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{arguments:?}");
     }
 }
 

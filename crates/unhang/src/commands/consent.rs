@@ -24,8 +24,8 @@ impl Consent {
         }
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             bail!(
-                anyhow::anyhow!("hint: --yes goes ahead, --dry-run shows what would be done where a command has it")
-                    .context(format!("nothing was changed: cannot prompt (not a terminal) with \"{question}\""))
+                anyhow::anyhow!("hint: --yes answers yes; --dry-run shows what a command would do, if it has it")
+                    .context(format!("nothing was changed: cannot prompt (not a terminal): {question}"))
             );
         }
         let mut stderr = io::stderr().lock();

@@ -19,7 +19,7 @@ use unhang_objects::{Event, Found, Size, rewrite, walk};
 
 use super::audit::by_name;
 use super::text::counted;
-use super::whole_file::{belongs_to_the_system, make_folder, write_whole};
+use super::whole_file::{belongs_to_the_system, check_folder, make_folder, write_whole};
 use crate::output::{self, Colour, Style, printable};
 
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
@@ -157,6 +157,7 @@ impl Repair {
         if fs::metadata(output).is_ok_and(|existing| !existing.is_file()) || belongs_to_the_system(output) {
             bail!("{} is not a plain file, and the copy would take its place; name a file with -o", output.display());
         }
+        check_folder(output).with_context(|| format!("cannot write {}", output.display()))?;
         report.output = output.display().to_string();
         let unreadable = rewrite(&self.file, output, &mut |found| self.repair(found, report))
             .with_context(|| format!("cannot repair {} into {}", self.file.display(), output.display()))

@@ -42,7 +42,7 @@ pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> 
         Ok(there) if !there.is_file() || belongs_to_the_system(path) => {
             into_what_is_there(path, write).map_err(Into::into)
         }
-        _ => beside_it_first(path, write).map_err(Into::into),
+        _ => check_folder(path).and_then(|()| beside_it_first(path, write).map_err(Into::into)),
     }
     .with_context(context)
 }
@@ -64,6 +64,16 @@ pub(super) fn belongs_to_the_system(path: &Path) -> bool {
         }
     }
     false
+}
+
+/// The folder that a file is to be written to must exist: a mistyped path is an error.
+pub(super) fn check_folder(path: &Path) -> anyhow::Result<()> {
+    let folder = folder_of(path);
+    if folder.is_dir() {
+        return Ok(());
+    }
+    Err(anyhow!("hint: name a folder that exists, or make it first")
+        .context(format!("the folder {} does not exist", folder.display())))
 }
 
 fn folder_of(path: &Path) -> &Path {

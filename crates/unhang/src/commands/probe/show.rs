@@ -322,15 +322,18 @@ impl Found {
         }
         self.tell_the_end(&mut text, &style);
         // Without torch verdicts are kept under what was tried in its place, and a report has to be told.
-        let which = match &self.rehearsal {
+        let mut which = match &self.rehearsal {
             Some(_) => " --rehearsed".to_owned(),
             None if machine != knowledge.fingerprint => format!(" --machine {}", printable(machine)),
             None => String::new(),
         };
+        if let Some(folder) = &knowledge.machine.described_by {
+            let _ = write!(which, " --root {}", printable(folder));
+        }
         let place = if knowledge.is_about_an_emulated_card() { ", inside the same `unhang card run`" } else { "" };
         let _ = writeln!(
             text,
-            "the map: unhang report{which}    as a page: unhang report{which} --html hang-map.html{place}"
+            "the map: unhang report{which}\nas a page: unhang report{which} --html hang-map.html{place}"
         );
         text
     }

@@ -52,8 +52,8 @@ pub enum Algorithm {
     Planes,
     /// What computes the problem in NCHW, once planes are made of its pixels: small groups in NHWC.
     ByPlanes,
-    /// A product of matrices with pixels in vectors, once each tap's pixels are brought together: large filters that meet each
-    /// pixel once, in NCHW, forward.
+    /// A product of matrices, once each tap's pixels or each patch's rows are brought together: large filters that meet each pixel
+    /// once, in NHWC of images, forward.
     Patches,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
@@ -266,12 +266,14 @@ fn is_of_patches(problem: &Problem) -> bool {
 /// Columns of a filter from which on its taps' pixels are brought together.
 const LARGE_PATCH: usize = 8;
 
-/// Whether a forward problem in NCHW is one of large filters that meet each pixel once and leave out none between them.
+/// Whether a forward problem is one of large filters that meet each pixel once and leave out none between them; in NHWC of images,
+/// whose few channels fill a part of a vector.
 fn is_of_large_patches(problem: &Problem) -> bool {
-    (problem.direction(), problem.layout(), problem.groups()) == (Direction::Forward, Layout::Nchw, 1)
+    problem.kernel()[1] >= LARGE_PATCH
+        && (problem.layout() == Layout::Nchw || problem.in_channels() < MOST_OF_IMAGE)
+        && (problem.direction(), problem.groups()) == (Direction::Forward, 1)
         && [problem.padding(), problem.dilation()] == [[0, 0], [1, 1]]
         && problem.kernel() == problem.stride()
-        && problem.kernel()[1] >= LARGE_PATCH
 }
 
 /// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.

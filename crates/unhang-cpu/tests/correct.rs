@@ -277,6 +277,7 @@ fn large_problems_pass_with_any_number_of_threads() {
         "forward:f32:nchw:1x96x26x34:50x2x2:s2x2:p0x0:d1x1:g1",
         // Patches, and many channels for few results.
         "forward:f32:nchw:2x3x96x128:40x32x32:s32x32:p0x0:d1x1:g1",
+        "forward:f32:nhwc:2x3x99x130:40x32x16:s32x16:p0x0:d1x1:g1",
         "backward-data:f32:nchw:2x3x96x128:40x32x32:s32x32:p0x0:d1x1:g1",
         "backward-weights:f32:nchw:2x3x96x128:40x32x32:s32x32:p0x0:d1x1:g1",
         "forward:f32:nhwc:2x5x100x90:19x3x5:s40x33:p1x2:d1x1:g1",

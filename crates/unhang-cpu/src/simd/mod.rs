@@ -82,7 +82,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
             compute_with(planes, Algorithm::choose(planes, work.kernels.isa).by_definition(), work);
         }),
         Algorithm::Patches => rearranged::compute_patches(problem, work, |dense, work| {
-            compute_with(dense, Algorithm::Pointwise, work);
+            compute_with(dense, Algorithm::choose(dense, work.kernels.isa), work);
         }),
         Algorithm::Planes => planes::compute(&gather(), work),
         Algorithm::Direct => gather::compute(&gather(), work),

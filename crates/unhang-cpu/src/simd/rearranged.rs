@@ -1,8 +1,8 @@
 //! Problems that another computes, once their operands are arranged as it wants them.
 //!
 //! * 1×1 with a stride in NCHW: the pixels that the filters meet are brought together, and it is one without a stride.
-//! * Large filters that meet each pixel once in NCHW: each tap's pixels are brought together, and it is one of 1×1 taps with a
-//!   channel for each.
+//! * Large filters that meet each pixel once: each tap's pixels (NCHW) or each patch's rows (NHWC) are brought together, and it is
+//!   one of 1×1 taps with a channel for each.
 //! * Small groups in NHWC, which would fill a part of a vector with channels: planes are made of a few images at a time, and
 //!   taken apart again.
 
@@ -95,8 +95,25 @@ pub(super) fn compute_patches(problem: &Problem, work: Work<'_>, compute: impl F
         ..problem.specification()
     });
     let plane = out_rows * out_columns;
-    let offsets: Vec<usize> = (0..columns).map(|column| column * plane).collect();
     let mut taps = Workspace::take(problem.batch() * channels * rows * columns * plane);
+    let dense = dense.expect("as many numbers as the problem has");
+    if problem.layout() == Layout::Nhwc {
+        // A row of a patch lies together, and so do the rows of a filter.
+        let (of_row, of_image) = (columns * channels, width * channels);
+        for_each_chunk(threads, &mut taps, out_columns * rows * of_row, |line, to| {
+            let from = &first[(line / out_rows * height + line % out_rows * rows) * of_image..][..rows * of_image];
+            for (row, from) in from.chunks(of_image).enumerate() {
+                let (from, to) = (&from[..out_columns * of_row], &mut to[row * of_row..]);
+                // SAFETY: a row of each patch on both sides; the last ends where a line of patches does.
+                unsafe {
+                    let to = to[..(out_columns - 1) * rows * of_row + of_row].as_mut_ptr();
+                    (kernels.rows)(from.as_ptr(), of_row, to, rows * of_row, of_row, out_columns);
+                }
+            }
+        });
+        return compute(&dense, Work { kernels, first: &taps, second, bias, result, threads });
+    }
+    let offsets: Vec<usize> = (0..columns).map(|column| column * plane).collect();
     for_each_chunk(threads, &mut taps, rows * columns * plane, |image_and_channel, to| {
         let from = &first[image_and_channel * height * width..][..height * width];
         for (row, tap) in (0..out_rows).flat_map(|row| (0..rows).map(move |tap| (row, tap))) {
@@ -109,7 +126,6 @@ pub(super) fn compute_patches(problem: &Problem, work: Work<'_>, compute: impl F
             }
         }
     });
-    let dense = dense.expect("as many numbers as the problem has");
     compute(&dense, Work { kernels, first: &taps, second, bias, result, threads });
 }
 

@@ -31,6 +31,13 @@ def test_a_step_is_judged_by_its_code_and_what_it_printed(code, text, ended):
     assert judge(STEP, code, text)[0] == ended
 
 
+@pytest.mark.parametrize("tool", ["test-rocm", "test-torch"])
+def test_each_tool_says_what_it_would_run(tool):
+    command = [sys.executable, Path(__file__).resolve().parent.parent / "tools" / tool, "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 5, done.stdout + done.stderr
+
+
 def test_a_late_step_ends_with_what_it_started(tmp_path):
     (tmp_path / "log").write_text("")
     with (tmp_path / "log").open("wb") as log:

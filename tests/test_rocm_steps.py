@@ -35,7 +35,8 @@ def test_a_step_is_judged_by_its_code_and_what_it_printed(code, text, ended):
 def test_each_tool_says_what_it_would_run(tool):
     command = [sys.executable, Path(__file__).resolve().parent.parent / "tools" / tool, "--list"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) > 5, done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 5
 
 
 def test_a_late_step_ends_with_what_it_started(tmp_path):

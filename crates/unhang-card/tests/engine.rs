@@ -16,7 +16,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_gpu::candidates::candidates;
 use unhang_gpu::choice::Choice;
-use unhang_gpu::driver::{Driver, Hip, HipChip};
+use unhang_gpu::driver::{Driver, HipChip, VendorDriver};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::{DevicePointers, GpuEngine, GpuSettings};
 use unhang_suite::check;
@@ -163,7 +163,7 @@ fn the_engine_computes_in_this_process() {
         clock_mhz: 1780,
         bandwidth: 288_000_000_000,
     };
-    let driver = Hip::open(0, &chip).unwrap();
+    let driver = VendorDriver::hip(0, &chip).unwrap();
     assert!(driver.description().name.contains("(emulated)"), "{}", driver.description().name);
     // SAFETY: the runtime that the driver has loaded already.
     let memory = Memory { library: unsafe { Library::new("libamdhip64.so.5") }.unwrap() };

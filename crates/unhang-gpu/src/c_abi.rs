@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::candidates::{Candidate, general_candidates, half_candidates};
 use crate::choice::Choice;
 use crate::compiler::Nvrtc;
-use crate::driver::Cuda;
+use crate::driver::VendorDriver;
 use crate::plan::{Form, LaunchPlan};
 use crate::{DevicePointers, GpuEngine, GpuSettings, Prepared};
 
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn unhang_gpu_open(ordinal: i32, cache_folder: *const c_ch
             // SAFETY: the caller's promise.
             settings.cache_folder = Some(unsafe { read(cache_folder) }?.into());
         }
-        let driver = Cuda::open(ordinal).map_err(|error| error.to_string())?;
+        let driver = VendorDriver::cuda(ordinal).map_err(|error| error.to_string())?;
         Ok(GpuEngine::new(Box::new(driver), settings))
     })();
     report(engine).map_or(std::ptr::null_mut(), |engine| Box::into_raw(Box::new(engine)))

@@ -158,6 +158,32 @@ pub(crate) fn beside(path: &Path, stem: &str) -> Vec<String> {
     files.into_iter().map(|file| file.display().to_string()).collect()
 }
 
+impl Found {
+    /// A function of the library.
+    ///
+    /// # Safety
+    /// `F` must be the type of the function of that name.
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, String> {
+        // SAFETY: as the caller says.
+        let function = unsafe { self.library.get::<F>(name.as_bytes()) };
+        function.map(|function| *function).map_err(|error| format!("{} has no {name}: {error}", self.path))
+    }
+}
+
+/// Whose library it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Vendor {
+    Nvidia,
+    Amd,
+}
+
+/// A function that both vendors have, with this vendor's name for it.
+#[derive(Debug)]
+pub(crate) struct Named<F> {
+    pub call: F,
+    pub name: &'static str,
+}
+
 /// Loads the functions of a table of pointers from a library; a missing one is an error that names it.
 macro_rules! function_table {
     ($(#[$meta:meta])* $name:ident { $($function:ident: $symbol:literal as fn($($argument:ty),*);)* }) => {
@@ -167,13 +193,26 @@ macro_rules! function_table {
 
         impl $name {
             fn load(found: &$crate::dynamic::Found) -> Result<$name, String> {
+                // SAFETY: the types are those of the symbols in the vendor's documented C interface.
+                Ok($name { $($function: unsafe { found.function($symbol) }?,)* })
+            }
+        }
+    };
+    // What both vendors have, under NVIDIA's name and AMD's. Where one takes a pointer to the device's memory and the other a
+    // number of 64 bits, both are passed alike.
+    ($(#[$meta:meta])* $name:ident { $($function:ident: $nvidia:literal | $amd:literal as fn($($argument:ty),*);)* }) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        struct $name { $($function: $crate::dynamic::Named<unsafe extern "C" fn($($argument),*) -> i32>,)* }
+
+        impl $name {
+            fn load(found: &$crate::dynamic::Found, vendor: $crate::dynamic::Vendor) -> Result<$name, String> {
+                let named = |nvidia, amd| if vendor == $crate::dynamic::Vendor::Nvidia { nvidia } else { amd };
                 Ok($name {
                     $($function: {
-                        // SAFETY: the type is that of the symbol in the vendor's documented C interface.
-                        *unsafe {
-                            found.library.get::<unsafe extern "C" fn($($argument),*) -> i32>($symbol.as_bytes())
-                        }
-                        .map_err(|error| format!("{} has no {}: {error}", found.path, $symbol))?
+                        let name = named($nvidia, $amd);
+                        // SAFETY: the type is that of the symbol in both vendors' documented C interfaces.
+                        $crate::dynamic::Named { call: unsafe { found.function(name) }?, name }
                     },)*
                 })
             }

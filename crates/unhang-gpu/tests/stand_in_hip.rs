@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
 use unhang_gpu::compiler::{Compiler, Hiprtc};
-use unhang_gpu::driver::{DeviceEvents, Driver, DriverError, Event, Function, Hip, HipChip};
+use unhang_gpu::driver::{DeviceEvents, Driver, DriverError, Event, Function, HipChip, VendorDriver, hip_pci_address};
 
 /// Compiles the stand-in under the name of the runtime. `None` where there is no C compiler.
 fn compile(folder: &Path, option: &str) -> Option<Library> {
@@ -22,7 +22,7 @@ fn compile(folder: &Path, option: &str) -> Option<Library> {
 
 struct StandIn {
     library: Library,
-    hip: Hip,
+    hip: VendorDriver,
     _folder: tempfile::TempDir,
 }
 
@@ -41,7 +41,7 @@ impl StandIn {
                 clock_mhz: 1780,
                 bandwidth: 288_000_000_000,
             };
-            let hip = Hip::open(0, &chip).unwrap();
+            let hip = VendorDriver::hip(0, &chip).unwrap();
             Some(StandIn { library, hip, _folder: folder })
         });
         if stand_in.is_none() {
@@ -79,7 +79,7 @@ fn a_failed_call_of_ours_leaves_no_error_for_torch_to_find() {
     assert_eq!(code(hip.destroy_event(Event(0))), 400);
     assert_eq!(code(hip.is_capturing(9)), 400);
     assert_eq!(hip.elapsed(Event(1), Event(2)), Ok(None), "not ready is no failure");
-    assert_eq!(code(Hip::pci_address(5)), 101);
+    assert_eq!(code(hip_pci_address(5)), 101);
     let events = DeviceEvents::hip(0).unwrap();
     assert_eq!(events.has_happened(Event(2)), Ok(false));
     assert_eq!(stand_in.last_error(), 0);

@@ -11,10 +11,10 @@ use unhang_conv::Problem;
 use unhang_engine::{Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
-use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
+use unhang_gpu::driver::{Driver, Emulated, VendorDriver};
 use unhang_gpu::{DevicePointers, FromHost, GpuEngine, GpuError, GpuSettings, Prepared, Request, Timing};
 use unhang_isa::Chip;
-use unhang_machine::Machine;
+use unhang_session::open_hip;
 use unhang_session::proof::{self, Family};
 use unhang_session::take_tunings;
 
@@ -90,7 +90,9 @@ impl PyGpu {
     #[staticmethod]
     #[pyo3(signature = (ordinal, cache_folder=None))]
     fn open_cuda(py: Python<'_>, ordinal: i32, cache_folder: Option<PathBuf>) -> PyResult<PyGpu> {
-        py.detach(|| Cuda::open(ordinal)).map(|driver| PyGpu::new(Box::new(driver), cache_folder, None)).map_err(failed)
+        py.detach(|| VendorDriver::cuda(ordinal))
+            .map(|driver| PyGpu::new(Box::new(driver), cache_folder, None))
+            .map_err(failed)
     }
 
     /// A device of AMD's runtime, by its number there. Which chip it truly is says the kernel's own topology;
@@ -105,13 +107,8 @@ impl PyGpu {
         cache_folder: Option<PathBuf>,
         shipped_folder: Option<PathBuf>,
     ) -> PyResult<PyGpu> {
-        let open = || {
-            let address = Hip::pci_address(ordinal).map_err(|error| error.to_string())?;
-            let chip = hip_chip(&machine.machine, &address, reported)?;
-            Hip::open(ordinal, &chip).map_err(|error| error.to_string())
-        };
-        let gpu =
-            py.detach(open).map(|driver| PyGpu::new(Box::new(driver), cache_folder, shipped_folder)).map_err(failed)?;
+        let driver = py.detach(|| open_hip(ordinal, &machine.machine, reported)).map_err(failed)?;
+        let gpu = PyGpu::new(Box::new(driver), cache_folder, shipped_folder);
         gpu.engine.has_kernels().map_err(failed)?;
         Ok(gpu)
     }
@@ -272,21 +269,6 @@ impl PyGpu {
 
 fn parsed(choice: &str) -> PyResult<Choice> {
     choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))
-}
-
-/// What the kernel driver knows of the device at a PCI address.
-fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<HipChip, String> {
-    let (gpu, gfx) = machine.gpu_at(address)?;
-    // The runtime appends its features: "gfx1030:sramecc+:xnack-".
-    let reported = reported.map(|name| name.split(':').next().unwrap_or_default().to_owned());
-    let reported = reported.filter(|name| name.starts_with("gfx")).or_else(|| gpu.reported_gfx.clone());
-    Ok(HipChip {
-        reported_architecture: reported.unwrap_or_else(|| gfx.to_owned()),
-        true_architecture: gfx.to_owned(),
-        compute_units: gpu.compute_units.unwrap_or(0) as usize,
-        clock_mhz: gpu.clock_mhz.unwrap_or(0),
-        bandwidth: gpu.bandwidth.unwrap_or(0),
-    })
 }
 
 /// An error on its way to Python.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use unhang_evidence::Store;
-use unhang_gpu::driver::Hip;
+use unhang_gpu::driver::hip_pci_address;
 use unhang_machine::{Machine, System};
 use unhang_plan::{Facts, Plan, Situation};
 
@@ -40,7 +40,7 @@ impl PyMachine {
         if !self.machine.affected() {
             return false;
         }
-        let Ok(address) = Hip::pci_address(ordinal) else { return true };
+        let Ok(address) = hip_pci_address(ordinal) else { return true };
         self.machine.gpu_at(&address).map_or(true, |(gpu, _)| gpu.affected)
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use unhang_engine::{EngineName, Verdict};
-use unhang_gpu::driver::Hip;
+use unhang_gpu::driver::hip_pci_address;
 use unhang_gpu::{GpuEngine, normalization, pooling, strided};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
@@ -28,7 +28,7 @@ pub struct Card {
 impl Card {
     /// The card that the runtime knows by that number; a negative one is the card that a rehearsal plays.
     pub fn new(machine: &Machine, device: i32) -> Card {
-        Card::at(machine, device, || Hip::pci_address(device).unwrap_or_else(|_| device.to_string()))
+        Card::at(machine, device, || hip_pci_address(device).unwrap_or_else(|_| device.to_string()))
     }
 
     /// A card with that address.

@@ -9,7 +9,7 @@ use unhang_conv::{DataType, Direction, Planes, TensorShape, Volume, VolumeSpecif
 use unhang_engine::Verdict;
 use unhang_engine::tolerance::Tolerance;
 use unhang_evidence::Store;
-use unhang_gpu::driver::{Driver, Hip, HipChip};
+use unhang_gpu::driver::{Driver, hip_pci_address};
 use unhang_gpu::strided::Move;
 use unhang_gpu::{GpuEngine, GpuError, GpuSettings};
 use unhang_machine::Machine;
@@ -17,6 +17,7 @@ use unhang_plan::CanaryFact;
 
 use crate::canaries::Card;
 use crate::contest::take_tunings;
+use crate::hip::open_hip;
 use crate::host::Numbers;
 use crate::session::locked;
 use crate::view::View;
@@ -112,22 +113,15 @@ impl Device {
         store: Option<&Store>,
         shipped_folder: Option<PathBuf>,
     ) -> Result<Device, String> {
-        let address = Hip::pci_address(ordinal).map_err(|error| error.to_string())?;
-        let (gpu, gfx) = machine.gpu_at(&address)?;
-        let reported = gpu.reported_gfx.clone().unwrap_or_else(|| gfx.to_owned());
-        let chip = HipChip {
-            reported_architecture: reported.clone(),
-            true_architecture: gfx.to_owned(),
-            compute_units: gpu.compute_units.unwrap_or(0) as usize,
-            clock_mhz: gpu.clock_mhz.unwrap_or(0),
-            bandwidth: gpu.bandwidth.unwrap_or(0),
-        };
-        let driver = Hip::open(ordinal, &chip).map_err(|error| error.to_string())?;
+        let driver = open_hip(ordinal, machine, None)?;
+        let address = hip_pci_address(ordinal).map_err(|error| error.to_string())?;
+        let affected = machine.gpu_at(&address)?.0.affected;
+        let description = driver.description();
+        let spoofed = description.reported_architecture != description.true_architecture;
         let engine = GpuEngine::new(Box::new(driver), GpuSettings { shipped_folder, ..GpuSettings::default() });
         if let Some(store) = store {
             take_tunings(&engine, store);
         }
-        let (affected, spoofed) = (gpu.affected, reported != gfx);
         let card = Card::at(machine, ordinal, || address.clone());
         Ok(Device { affected, spoofed, ..Device::new(ordinal, card, engine) })
     }

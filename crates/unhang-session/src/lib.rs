@@ -26,6 +26,7 @@ mod device;
 mod failure;
 mod farewell;
 mod first;
+mod hip;
 #[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
 mod host;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
@@ -59,6 +60,7 @@ pub use deadlines::deadlines;
 pub use device::Device;
 pub use failure::Failure;
 pub use farewell::{Farewell, say};
+pub use hip::open_hip;
 pub use host::Numbers;
 pub use normalization::{Normalizing, normalize};
 pub use placed::Placed;

@@ -1,29 +1,14 @@
 //! hiprtc: in ROCm up to 5.3 inside `libamdhip64.so`, from 5.4 a separate library.
 
-use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{CompileError, Compiler, NoCompiler};
+use super::{Calls, CompileError, Compiler, NoCompiler};
 use crate::cache::Key;
 use crate::driver::hip_runtime;
-use crate::dynamic::{self, Found, Wanted, function_table};
+use crate::dynamic::{self, Found, Vendor, Wanted};
 use crate::sources::Kernel;
-
-function_table! {
-    /// The functions of hiprtc that we call.
-    Functions {
-        version: "hiprtcVersion" as fn(*mut i32, *mut i32);
-        create: "hiprtcCreateProgram" as fn(*mut *mut c_void, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char);
-        compile: "hiprtcCompileProgram" as fn(*mut c_void, i32, *const *const c_char);
-        log_size: "hiprtcGetProgramLogSize" as fn(*mut c_void, *mut usize);
-        log: "hiprtcGetProgramLog" as fn(*mut c_void, *mut c_char);
-        code_size: "hiprtcGetCodeSize" as fn(*mut c_void, *mut usize);
-        code: "hiprtcGetCode" as fn(*mut c_void, *mut c_char);
-        destroy: "hiprtcDestroyProgram" as fn(*mut *mut c_void);
-    }
-}
 
 /// hiprtc 5.2.3 was seen to crash when several threads compile at the same time. A lock costs compile time, a crash the
 /// user's run; who wants more cores compiles in several processes, which share the cache.
@@ -32,7 +17,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// AMD's run-time compiler.
 #[derive(Debug)]
 pub struct Hiprtc {
-    functions: Functions,
+    calls: Calls,
     version: String,
     _library: Found,
 }
@@ -57,27 +42,22 @@ impl Hiprtc {
                     continue;
                 }
             };
-            match Functions::load(&found) {
-                Ok(functions) => return Hiprtc::new(functions, found),
+            match Calls::load(&found, Vendor::Amd) {
+                Ok(calls) => return Hiprtc::new(calls, found),
                 Err(message) => last = Some(CompileError::Unusable(message)),
             }
         }
         Err(last.unwrap_or_else(|| CompileError::Unusable("no library was looked for".into())))
     }
 
-    fn new(functions: Functions, library: Found) -> Result<Hiprtc, CompileError> {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: two valid places for two numbers.
-        let code = unsafe { (functions.version)(&mut major, &mut minor) };
-        if code != 0 {
-            return Err(CompileError::Unusable(format!("hiprtcVersion failed with {code} in {}", library.path)));
-        }
+    fn new(calls: Calls, library: Found) -> Result<Hiprtc, CompileError> {
+        let (major, minor) = calls.numbers(&library)?;
         let file = std::fs::canonicalize(&library.path)
             .ok()
             .and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()))
             .unwrap_or_else(|| library.path.clone());
-        let build = build(&functions, &library);
-        Ok(Hiprtc { functions, version: format!("hiprtc {major}.{minor} ({file}, build {build})"), _library: library })
+        let build = build(&calls, &library);
+        Ok(Hiprtc { calls, version: format!("hiprtc {major}.{minor} ({file}, build {build})"), _library: library })
     }
 }
 
@@ -99,14 +79,14 @@ fn wanted(stem: &str, names: Vec<String>) -> Wanted<'_> {
 
 /// Which compiler this is. `hiprtcVersion` is 9.0 in every release and hiprtc only the way to the compiler, so this is a
 /// hash of the builds of all three: hiprtc, the code object manager behind it, and the LLVM that that is linked to.
-fn build(functions: &Functions, library: &Found) -> String {
+fn build(calls: &Calls, library: &Found) -> String {
     let mut program = ptr::null_mut();
     // The manager is loaded with the first program. SAFETY: texts that end in NUL, and no headers.
     let code =
-        unsafe { (functions.create)(&mut program, c"".as_ptr(), c"empty".as_ptr(), 0, ptr::null(), ptr::null()) };
+        unsafe { (calls.create.call)(&mut program, c"".as_ptr(), c"empty".as_ptr(), 0, ptr::null(), ptr::null()) };
     if code == 0 {
         // SAFETY: made by the same library and not used after.
-        unsafe { (functions.destroy)(&mut program) };
+        unsafe { (calls.destroy.call)(&mut program) };
     }
     let mut files = vec![library.path.clone()];
     for manager in dynamic::loaded("libamd_comgr") {
@@ -137,19 +117,6 @@ impl Compiler for Hiprtc {
 
     fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError> {
         let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        super::run(
-            &super::Calls {
-                names: ["hiprtcCreateProgram", "hiprtcCompileProgram", "hiprtcGetCodeSize", "hiprtcGetCode"],
-                create: self.functions.create,
-                compile: self.functions.compile,
-                log_size: self.functions.log_size,
-                log: self.functions.log,
-                code_size: self.functions.code_size,
-                code: self.functions.code,
-                destroy: self.functions.destroy,
-            },
-            kernel,
-            options,
-        )
+        super::run(&self.calls, kernel, options)
     }
 }

@@ -14,6 +14,7 @@ pub use clang::Clang;
 pub use hiprtc::{Hiprtc, for_amd};
 pub use nvrtc::Nvrtc;
 
+use crate::dynamic::{Found, function_table};
 use crate::sources::Kernel;
 
 /// Why a kernel was not compiled.
@@ -81,25 +82,33 @@ impl Compiler for NoCompiler {
     }
 }
 
-type Create = unsafe extern "C" fn(
-    *mut *mut c_void,
-    *const c_char,
-    *const c_char,
-    i32,
-    *const *const c_char,
-    *const *const c_char,
-) -> i32;
+function_table! {
+    /// The calls of the vendors' compilers.
+    Calls {
+        version: "nvrtcVersion" | "hiprtcVersion" as fn(*mut i32, *mut i32);
+        create: "nvrtcCreateProgram" | "hiprtcCreateProgram" as fn(*mut *mut c_void, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char);
+        compile: "nvrtcCompileProgram" | "hiprtcCompileProgram" as fn(*mut c_void, i32, *const *const c_char);
+        log_size: "nvrtcGetProgramLogSize" | "hiprtcGetProgramLogSize" as fn(*mut c_void, *mut usize);
+        log: "nvrtcGetProgramLog" | "hiprtcGetProgramLog" as fn(*mut c_void, *mut c_char);
+        code_size: "nvrtcGetCUBINSize" | "hiprtcGetCodeSize" as fn(*mut c_void, *mut usize);
+        code: "nvrtcGetCUBIN" | "hiprtcGetCode" as fn(*mut c_void, *mut c_char);
+        destroy: "nvrtcDestroyProgram" | "hiprtcDestroyProgram" as fn(*mut *mut c_void);
+    }
+}
 
-/// The calls that both vendors' compilers share, name for name.
-struct Calls {
-    names: [&'static str; 4],
-    create: Create,
-    compile: unsafe extern "C" fn(*mut c_void, i32, *const *const c_char) -> i32,
-    log_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> i32,
-    log: unsafe extern "C" fn(*mut c_void, *mut c_char) -> i32,
-    code_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> i32,
-    code: unsafe extern "C" fn(*mut c_void, *mut c_char) -> i32,
-    destroy: unsafe extern "C" fn(*mut *mut c_void) -> i32,
+impl Calls {
+    /// The major and the minor version that the compiler says it has.
+    fn numbers(&self, library: &Found) -> Result<(i32, i32), CompileError> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two valid places for two numbers.
+        match unsafe { (self.version.call)(&mut major, &mut minor) } {
+            0 => Ok((major, minor)),
+            code => {
+                let call = self.version.name;
+                Err(CompileError::Unusable(format!("{call} failed with {code} in {}", library.path)))
+            }
+        }
+    }
 }
 
 fn run(calls: &Calls, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError> {
@@ -125,37 +134,38 @@ fn run(calls: &Calls, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, Co
 
     let mut program = ptr::null_mut();
     // SAFETY: the texts live through the call, and there are no headers.
-    let code = unsafe { (calls.create)(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
+    let code =
+        unsafe { (calls.create.call)(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
     if code != 0 {
-        return failed(calls.names[0], code, String::new());
+        return failed(calls.create.name, code, String::new());
     }
-    let program = Program { handle: program, destroy: calls.destroy };
+    let program = Program { handle: program, destroy: calls.destroy.call };
     // SAFETY: the program is valid until `program` is dropped, and as many options are given as are counted.
-    let code = unsafe { (calls.compile)(program.handle, pointers.len() as i32, pointers.as_ptr()) };
+    let code = unsafe { (calls.compile.call)(program.handle, pointers.len() as i32, pointers.as_ptr()) };
     if code != 0 {
         let mut size = 0;
         let mut log = Vec::new();
         // SAFETY: a valid program, a place for the size, then as many bytes as were asked for.
         unsafe {
-            if (calls.log_size)(program.handle, &mut size) == 0 {
+            if (calls.log_size.call)(program.handle, &mut size) == 0 {
                 log = vec![0u8; size + 1];
-                (calls.log)(program.handle, log.as_mut_ptr().cast());
+                (calls.log.call)(program.handle, log.as_mut_ptr().cast());
             }
         }
         log.truncate(log.iter().position(|&byte| byte == 0).unwrap_or(log.len()));
-        return failed(calls.names[1], code, String::from_utf8_lossy(&log).into_owned());
+        return failed(calls.compile.name, code, String::from_utf8_lossy(&log).into_owned());
     }
     let mut size = 0;
     // SAFETY: a valid program and a place for the size.
-    let code = unsafe { (calls.code_size)(program.handle, &mut size) };
+    let code = unsafe { (calls.code_size.call)(program.handle, &mut size) };
     if code != 0 {
-        return failed(calls.names[2], code, String::new());
+        return failed(calls.code_size.name, code, String::new());
     }
     let mut object = vec![0u8; size];
     // SAFETY: as many bytes as the compiler has just asked for.
-    let code = unsafe { (calls.code)(program.handle, object.as_mut_ptr().cast()) };
+    let code = unsafe { (calls.code.call)(program.handle, object.as_mut_ptr().cast()) };
     if code != 0 {
-        return failed(calls.names[3], code, String::new());
+        return failed(calls.code.name, code, String::new());
     }
     Ok(object)
 }

@@ -7,35 +7,17 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::hip_runtime::{self, LastError};
-use super::{DriverError, Event, capturing};
-use crate::dynamic::{Found, function_table};
+use super::device::Device;
+use super::{DriverError, Event};
+use crate::dynamic::{Vendor, function_table};
 
 function_table! {
-    /// The functions of libcuda that we call.
-    CudaFunctions {
-        init: "cuInit" as fn(u32);
-        device_get: "cuDeviceGet" as fn(*mut i32, i32);
-        retain_context: "cuDevicePrimaryCtxRetain" as fn(*mut *mut c_void, i32);
-        get_current: "cuCtxGetCurrent" as fn(*mut *mut c_void);
-        set_current: "cuCtxSetCurrent" as fn(*mut c_void);
-        is_capturing: "cuStreamIsCapturing" as fn(*mut c_void, *mut i32);
-        event_create: "cuEventCreate" as fn(*mut *mut c_void, u32);
-        event_record: "cuEventRecord" as fn(*mut c_void, *mut c_void);
-        event_query: "cuEventQuery" as fn(*mut c_void);
-        exchange_mode: "cuThreadExchangeStreamCaptureMode" as fn(*mut i32);
-    }
-}
-
-function_table! {
-    /// The functions of libamdhip64 that we call.
-    HipFunctions {
-        get_device: "hipGetDevice" as fn(*mut i32);
-        set_device: "hipSetDevice" as fn(i32);
-        is_capturing: "hipStreamIsCapturing" as fn(*mut c_void, *mut i32);
-        event_create: "hipEventCreateWithFlags" as fn(*mut *mut c_void, u32);
-        event_record: "hipEventRecord" as fn(*mut c_void, *mut c_void);
-        event_query: "hipEventQuery" as fn(*mut c_void);
+    /// What drivers do about events.
+    Calls {
+        is_capturing: "cuStreamIsCapturing" | "hipStreamIsCapturing" as fn(*mut c_void, *mut i32);
+        create: "cuEventCreate" | "hipEventCreateWithFlags" as fn(*mut *mut c_void, u32);
+        record: "cuEventRecord" | "hipEventRecord" as fn(*mut c_void, *mut c_void);
+        query: "cuEventQuery" | "hipEventQuery" as fn(*mut c_void);
     }
 }
 
@@ -48,157 +30,90 @@ const RELAXED: i32 = 2;
 
 type ExchangeMode = unsafe extern "C" fn(*mut i32) -> i32;
 
-enum Functions {
-    Cuda { functions: CudaFunctions, context: usize },
-    // Before ROCm 5.3 HIP has no modes of capture to exchange.
-    Hip { functions: HipFunctions, last_error: LastError, ordinal: i32, exchange_mode: Option<ExchangeMode> },
-}
-
 /// Events of one device.
 pub struct DeviceEvents {
-    functions: Functions,
-    _library: Found,
+    pub(super) device: Device,
+    calls: Calls,
+    // Before ROCm 5.3 HIP has no modes of capture to exchange.
+    exchange_mode: Option<ExchangeMode>,
 }
 
 impl DeviceEvents {
     /// Those of NVIDIA's driver, in the device's primary context, which is torch's.
     pub fn cuda(ordinal: i32) -> Result<DeviceEvents, DriverError> {
-        let library = super::cuda::library()?;
-        let functions = CudaFunctions::load(&library).map_err(DriverError::Unusable)?;
-        let (mut device, mut context) = (0, ptr::null_mut());
-        // SAFETY: each call gets valid places for what it returns.
-        unsafe {
-            check((functions.init)(0), "cuInit")?;
-            check((functions.device_get)(&mut device, ordinal), "cuDeviceGet")?;
-            check((functions.retain_context)(&mut context, device), "cuDevicePrimaryCtxRetain")?;
-        }
-        Ok(DeviceEvents { functions: Functions::Cuda { functions, context: context as usize }, _library: library })
+        DeviceEvents::of(Device::cuda(ordinal)?)
     }
 
     /// Those of AMD's runtime.
     pub fn hip(ordinal: i32) -> Result<DeviceEvents, DriverError> {
-        let library = hip_runtime::find(false)?;
-        let functions = HipFunctions::load(&library).map_err(DriverError::Unusable)?;
-        let last_error = LastError::of(&library).map_err(DriverError::Unusable)?;
-        // SAFETY: the type is that of the symbol in HIP's documented C interface.
-        let exchange_mode =
-            unsafe { library.library.get::<ExchangeMode>(b"hipThreadExchangeStreamCaptureMode") }.ok().map(|it| *it);
-        let functions = Functions::Hip { functions, last_error, ordinal, exchange_mode };
-        Ok(DeviceEvents { functions, _library: library })
+        DeviceEvents::of(Device::hip(ordinal, false)?)
+    }
+
+    pub(super) fn of(device: Device) -> Result<DeviceEvents, DriverError> {
+        let calls = Calls::load(&device.library, device.vendor()).map_err(DriverError::Unusable)?;
+        let exchange = match device.vendor() {
+            Vendor::Nvidia => "cuThreadExchangeStreamCaptureMode",
+            Vendor::Amd => "hipThreadExchangeStreamCaptureMode",
+        };
+        // SAFETY: the type is that of the symbol in both vendors' documented C interfaces.
+        let exchange_mode = unsafe { device.library.function(exchange) }.ok();
+        Ok(DeviceEvents { device, calls, exchange_mode })
     }
 
     /// Switches the calling thread to the relaxed mode of capture. For a thread that only asks about events.
     pub fn relax_thread(&self) {
-        let mut mode = RELAXED;
-        match &self.functions {
+        if let Some(exchange) = self.exchange_mode {
+            let mut mode = RELAXED;
             // SAFETY: a valid place for the mode.
-            Functions::Cuda { functions, .. } => unsafe { (functions.exchange_mode)(&mut mode) },
-            // SAFETY: the same.
-            Functions::Hip { exchange_mode: Some(exchange), .. } => unsafe { exchange(&mut mode) },
-            Functions::Hip { exchange_mode: None, .. } => 0,
-        };
-    }
-
-    /// Runs a call with our device current, and leaves the thread as it was.
-    fn on_device<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
-        match &self.functions {
-            Functions::Cuda { functions, context } => {
-                let mut before = ptr::null_mut();
-                // SAFETY: a valid place for the handle.
-                check(unsafe { (functions.get_current)(&mut before) }, "cuCtxGetCurrent")?;
-                if before as usize == *context {
-                    return call();
-                }
-                // SAFETY: a context that was retained and never released.
-                check(unsafe { (functions.set_current)(*context as *mut c_void) }, "cuCtxSetCurrent")?;
-                let result = call();
-                // SAFETY: what was current before.
-                check(unsafe { (functions.set_current)(before) }, "cuCtxSetCurrent")?;
-                result
-            }
-            Functions::Hip { functions, last_error, ordinal, .. } => last_error.keep(|| {
-                let mut before = 0;
-                // SAFETY: a valid place for the number.
-                check(unsafe { (functions.get_device)(&mut before) }, "hipGetDevice")?;
-                if before == *ordinal {
-                    return call();
-                }
-                // SAFETY: numbers of devices that exist.
-                check(unsafe { (functions.set_device)(*ordinal) }, "hipSetDevice")?;
-                let result = call();
-                // SAFETY: what was current before.
-                check(unsafe { (functions.set_device)(before) }, "hipSetDevice")?;
-                result
-            }),
+            unsafe { exchange(&mut mode) };
         }
     }
 
     /// Makes an event without time stamps.
     pub fn create(&self) -> Result<Event, DriverError> {
-        self.on_device(|| {
+        self.create_with(DISABLE_TIMING)
+    }
+
+    pub(super) fn create_with(&self, flags: u32) -> Result<Event, DriverError> {
+        self.device.run(|| {
             let mut event = ptr::null_mut();
             // SAFETY: a valid place for the handle.
-            let code = unsafe {
-                match &self.functions {
-                    Functions::Cuda { functions, .. } => (functions.event_create)(&mut event, DISABLE_TIMING),
-                    Functions::Hip { functions, .. } => (functions.event_create)(&mut event, DISABLE_TIMING),
-                }
-            };
-            check(code, "creating an event").map(|()| Event(event as u64))
+            let code = unsafe { (self.calls.create.call)(&mut event, flags) };
+            self.device.check(code, self.calls.create.name).map(|()| Event(event as u64))
         })
     }
 
     /// Puts an event into a stream of this device.
     pub fn record(&self, event: Event, stream: u64) -> Result<(), DriverError> {
-        let (event, stream) = (event.0 as *mut c_void, stream as *mut c_void);
-        self.on_device(|| {
+        self.device.run(|| {
             // SAFETY: an event of ours, and a stream that the caller says exists.
-            let code = unsafe {
-                match &self.functions {
-                    Functions::Cuda { functions, .. } => (functions.event_record)(event, stream),
-                    Functions::Hip { functions, .. } => (functions.event_record)(event, stream),
-                }
-            };
-            check(code, "recording an event")
+            let code = unsafe { (self.calls.record.call)(event.0 as *mut c_void, stream as *mut c_void) };
+            self.device.check(code, self.calls.record.name)
         })
     }
 
     /// Whether an event has happened.
     pub fn has_happened(&self, event: Event) -> Result<bool, DriverError> {
-        let event = event.0 as *mut c_void;
-        self.on_device(|| {
+        self.device.run(|| {
             // SAFETY: an event of ours.
-            let code = unsafe {
-                match &self.functions {
-                    Functions::Cuda { functions, .. } => (functions.event_query)(event),
-                    Functions::Hip { functions, .. } => (functions.event_query)(event),
-                }
-            };
-            if code == NOT_READY {
-                return Ok(false);
+            match unsafe { (self.calls.query.call)(event.0 as *mut c_void) } {
+                NOT_READY => Ok(false),
+                code => self.device.check(code, self.calls.query.name).map(|()| true),
             }
-            check(code, "asking about an event").map(|()| true)
         })
     }
 
-    /// Whether a stream of this device records a graph.
+    /// Whether a stream of this device records a graph. Asked about the default stream while another one records, both
+    /// vendors answer with a separate error: what must not be done then must not be done now either.
     pub fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
-        let stream = stream as *mut c_void;
-        self.on_device(|| {
+        const CAPTURE_IMPLICIT: i32 = 906;
+        self.device.run(|| {
             let mut status = 0;
             // SAFETY: a stream that the caller says exists, and a valid place for the number.
-            let code = unsafe {
-                match &self.functions {
-                    Functions::Cuda { functions, .. } => (functions.is_capturing)(stream, &mut status),
-                    Functions::Hip { functions, .. } => (functions.is_capturing)(stream, &mut status),
-                }
-            };
-            capturing(code, status)
-                .or_else(|code| check(code, "asking whether a stream records a graph").map(|()| true))
+            match unsafe { (self.calls.is_capturing.call)(stream as *mut c_void, &mut status) } {
+                CAPTURE_IMPLICIT => Ok(true),
+                code => self.device.check(code, self.calls.is_capturing.name).map(|()| status != 0),
+            }
         })
     }
-}
-
-fn check(code: i32, call: &'static str) -> Result<(), DriverError> {
-    if code == 0 { Ok(()) } else { Err(DriverError::Call { call, code, meaning: "an error of the driver".into() }) }
 }

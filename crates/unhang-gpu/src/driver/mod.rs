@@ -1,22 +1,24 @@
 //! Drivers: what runs code objects. HIP and CUDA by `dlopen`, and the emulator of RDNA1.
 
 mod cuda;
+mod device;
 #[cfg(feature = "emulated")]
 pub(crate) mod emulated;
 mod events;
 mod hip;
 pub(crate) mod hip_runtime;
+mod vendor;
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use thiserror::Error;
 
-pub use cuda::Cuda;
 #[cfg(feature = "emulated")]
 pub use emulated::{Emulated, EmulatedEngine};
 pub use events::DeviceEvents;
-pub use hip::{Hip, HipChip};
+pub use hip::{HipChip, hip_pci_address};
+pub use vendor::VendorDriver;
 
 use crate::compiler::{CompileError, Compiler};
 use crate::model::DeviceModel;
@@ -78,37 +80,6 @@ pub struct Event(pub u64);
 
 /// What memory for measuring is filled with: 1.0 in f16, about 0.008 in f32 and bf16, 3e-19 in f64.
 const FILLING: u32 = 0x3c00_3c00;
-
-/// `cuLaunchKernel` and `hipModuleLaunchKernel`: function, grid, block, bytes of LDS, stream, arguments, nothing.
-type LaunchKernel = unsafe extern "C" fn(
-    *mut c_void,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    *mut c_void,
-    *mut *mut c_void,
-    *mut *mut c_void,
-) -> i32;
-
-/// Starts a kernel of workgroups in one row of threads; the vendor's code.
-///
-/// # Safety
-/// As [`Driver::launch`], with the launch of the runtime that loaded the function.
-unsafe fn launch_by(
-    launch: LaunchKernel,
-    function: Function,
-    ([x, y, z], block): ([u32; 3], u32),
-    arguments: &mut [*mut c_void],
-    stream: u64,
-) -> i32 {
-    let (function, stream) = (function.0 as *mut c_void, stream as *mut c_void);
-    // SAFETY: as the caller says.
-    unsafe { launch(function, x, y, z, block, 1, 1, 0, stream, arguments.as_mut_ptr(), std::ptr::null_mut()) }
-}
 
 /// Something that runs code objects.
 ///
@@ -184,15 +155,4 @@ pub trait Driver: Send + Sync {
 
     /// Waits for a stream. Never call this on an unproven kernel in a process that must not hang.
     fn synchronize(&self, stream: u64) -> Result<(), DriverError>;
-}
-
-/// Whether a stream records, from what the driver returned. Asked about the default stream while another one records,
-/// both vendors answer with a separate error: what must not be done then must not be done now either.
-fn capturing(code: i32, status: i32) -> Result<bool, i32> {
-    const CAPTURE_IMPLICIT: i32 = 906;
-    match code {
-        0 => Ok(status != 0),
-        CAPTURE_IMPLICIT => Ok(true),
-        other => Err(other),
-    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use unhang_gpu::driver::{Driver, Hip, HipChip};
+use unhang_gpu::driver::{Driver, HipChip, VendorDriver};
 use unhang_probe::{Child, Ended, supervise};
 
 use super::super::run::shield;
@@ -28,7 +28,7 @@ pub(super) fn program() -> anyhow::Result<()> {
         clock_mhz: 0,
         bandwidth: 0,
     };
-    let device = Hip::open(0, &chip)?;
+    let device = VendorDriver::hip(0, &chip)?;
     let name = device.description().name.clone();
     // It goes with the process.
     device.allocate(64 << 10)?;

@@ -109,7 +109,7 @@ pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &
 /// Seconds of the plain kernels. A thread waits for the two loads of each product of its sum, one product after the other; a
 /// workgroup of backward-weights begins and ends for each element of the filter. What is shorter than a launch is hidden by it.
 fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let moved = elements.iter().sum::<f64>() * problem.data_type().size() as f64 / device.bandwidth;
     let products = problem.flops() / 2.0 / elements[2].max(1.0);
     let (units, waits) = (device.compute_units as f64, &device.shares.waits);
@@ -133,7 +133,7 @@ fn constant(stage: &Stage, which: Constant) -> f64 {
 
 fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
     let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let all: f64 = elements.iter().sum();
     let constant = |which: Constant| constant(stage, which);
     match stage.kernel.source {
@@ -214,7 +214,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
 /// Winograd's transforms for stride 2: what they move. A thread has 25 numbers of a transformed tensor, or 81 in four phases.
 fn stride2_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
     let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let threads = f64::from(stage.grid[0]) * 128.0;
     let phases = f64::from(stage.grid[1]);
     let moved = match stage.kernel.entry {
@@ -261,7 +261,7 @@ fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f6
 fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let (strip, rows) = (constant(Constant::Strip), constant(Constant::Rows));
     let high = constant(Constant::FilterH);
     let backward_data = constant(Constant::Direction) == 1.0;
@@ -309,7 +309,7 @@ fn scattered_seconds(stage: &Stage, threads: f64, size: f64, device: &DeviceMode
 fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let data = constant(Constant::Direction) == 1.0;
     let Shape::Direct(shape) = stage.shape else { return f64::INFINITY };
     let (width, strip) = (constant(Constant::Width), constant(Constant::Strip));
@@ -341,7 +341,7 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
 fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let quads = stage.kernel.source == SourceFile::DepthwiseQuads;
     let channels_last = constant(Constant::ChannelsLast) == 1.0;
     let (strip, width) = (constant(Constant::Strip), if quads { constant(Constant::Width) } else { 1.0 });
@@ -399,14 +399,19 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
 /// Two reads of LDS for 32 products leave less than half of the peak; rows of the window beyond the image are skipped.
 fn depthwise_large_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let Shape::DepthwiseLarge(shape) = stage.shape else { return f64::INFINITY };
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let elements = elements(problem);
     let moved = elements.iter().sum::<f64>() * problem.data_type().size() as f64 / (device.bandwidth * 0.6);
     let workgroups = f64::from(stage.grid[0]) * f64::from(stage.grid[1]);
-    let rows = f64::from(shape.window_h).min(f64::from(shape.image_h));
-    let columns = f64::from((shape.window_w + 3) / 4 * 4);
+    let rows = f64::from(shape.window[0]).min(f64::from(shape.image[0]));
+    let columns = f64::from((shape.window[1] + 3) / 4 * 4);
     let products = f64::from(stage.block) * 8.0 * rows * columns * f64::from(shape.images_per_split);
     let rounds = (workgroups / (device.compute_units as f64 * 4.0)).ceil() * 4.0;
     (rounds * products / (device.flops / 2.0 / device.compute_units as f64 * 0.35) + 2e-6).max(moved)
+}
+
+/// Elements of both operands and of the result.
+fn elements(problem: &Problem) -> [f64; 3] {
+    problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product())
 }
 
 fn splits_of(choice: &Choice) -> f64 {
@@ -425,17 +430,15 @@ fn splits_of(choice: &Choice) -> f64 {
     }
 }
 
-fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile, device: &DeviceModel) -> f64 {
-    let blocks: f64 = stage.grid.iter().map(|&n| f64::from(n)).product();
-    let (steps, backward_data) = match stage.shape {
-        Shape::Gemm(shape) => (shape.steps_per_split, shape.backward == 1),
-        Shape::Weights(shape) => (shape.steps_per_split, false),
-        _ => (1, false),
+/// Slices of the reduction that workgroups have: on average, and where it is longest.
+fn slices(problem: &Problem, stage: &Stage, in_phases: bool) -> (f64, f64) {
+    let longest = match stage.shape {
+        Shape::Gemm(shape) => f64::from(shape.steps_per_split),
+        Shape::Weights(shape) => f64::from(shape.steps_per_split),
+        _ => 1.0,
     };
-    let mut steps = f64::from(steps);
-    let longest = steps;
-    let is_spread = stage.kernel.value(Constant::Spread).is_some();
-    if backward_data && !is_spread {
+    let mut steps = longest;
+    if in_phases {
         // Phases differ in length; the grid counts them all as the longest.
         let (kernel, stride) = (problem.kernel(), problem.stride());
         for axis in 0..2 {
@@ -449,36 +452,52 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         Some(_) => steps *= 0.81,
         None => {}
     }
-    // What begins and ends a tile is worth eight more products of each sum.
-    let products = (tile.rows * tile.columns) as f64 * (tile.depth as f64 * steps + 8.0);
-    let resident = (512.0 / tile.threads() as f64).max(1.0);
-    let each = blocks / device.compute_units as f64;
+    (steps, longest)
+}
+
+/// Workgroups that a compute unit has one after the other, of `each` in all.
+fn rounds(each: f64, tile: Tile) -> f64 {
+    let resident = resident(tile);
     // Few workgroups alone leave the unit waiting for memory and barriers.
     let filled = |blocks: f64| ((blocks.ceil().min(resident) * tile.threads() as f64).min(512.0) / 512.0).powf(0.28);
     // Workgroups come in rounds as long as there are few of them, the last one with fewer; many even out.
-    let are_many = each > 3.0 * resident;
-    let rounds = if are_many {
-        each + 0.4 * resident
-    } else {
-        let whole = (each / resident).floor() * resident;
-        let rest = each - whole;
-        whole + if rest > 0.0 { rest.ceil() / filled(rest) } else { 0.0 }
-    };
-    let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
-    let reached = device.efficiency
-        * tile_share(tile, device.shares)
-        * reading_share(problem, choice, backward_data, device.shares)
-        * waiting_share(choice, stage, tile, device.shares)
-        * gathering_share(choice, stage, tile, device.shares);
+    if each > 3.0 * resident {
+        return each + 0.4 * resident;
+    }
+    let whole = (each / resident).floor() * resident;
+    let rest = each - whole;
+    whole + if rest > 0.0 { rest.ceil() / filled(rest) } else { 0.0 }
+}
+
+/// Workgroups that a compute unit has beside each other.
+fn resident(tile: Tile) -> f64 {
+    (512.0 / tile.threads() as f64).max(1.0)
+}
+
+fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile, device: &DeviceModel) -> f64 {
     let shares = device.shares;
+    let blocks: f64 = stage.grid.iter().map(|&n| f64::from(n)).product();
+    let each = blocks / device.compute_units as f64;
+    let backward_data = matches!(stage.shape, Shape::Gemm(shape) if shape.backward == 1);
+    let in_phases = backward_data && stage.kernel.value(Constant::Spread).is_none();
+    let (steps, longest) = slices(problem, stage, in_phases);
+    // What begins and ends a tile is worth eight more products of each sum.
+    let products = (tile.rows * tile.columns) as f64 * (tile.depth as f64 * steps + 8.0);
+    let size = problem.data_type().size() as f64;
+    let elements = elements(problem);
+    let reached = device.efficiency
+        * tile_share(tile, shares)
+        * reading_share(problem, choice, backward_data, shares)
+        * waiting_share(choice, stage, tile, shares)
+        * gathering_share(choice, stage, tile, shares);
     // A slice of eight pixels is a quarter of a line: of many workgroups none finds the rest of it in the first caches.
     let crowded = match stage.kernel.source == SourceFile::Weights && tile.depth == 8 && each > 2.0 {
         true if tile.rows * tile.columns < 128 * 128 => shares.weights_crowded,
         _ => 1.0,
     };
     // Phases of a stride differ in length and write every other pixel.
-    let is_strided = backward_data && problem.stride() != [1, 1] && !is_spread;
+    let is_strided = in_phases && problem.stride() != [1, 1];
+    let are_many = each > 3.0 * resident(tile);
     let strided = match is_strided {
         false => 1.0,
         // The longest phase is the last to end: with few workgroups small ones fill the gaps.
@@ -508,7 +527,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         true => 0.6 * (tile.rows * tile.columns * tile.depth) as f64 * longest / unit_rate,
         false => 0.0,
     };
-    (rounds * products / unit_rate + late + fixed).max(moved / (device.bandwidth * 0.8))
+    (rounds(each, tile) * products / unit_rate + late + fixed).max(moved / (device.bandwidth * 0.8))
 }
 
 /// What is left where operands are not read as a tile likes them.

@@ -8,9 +8,9 @@ use unhang_conv::DataType;
 
 use crate::driver::Function;
 use crate::plan::MAX_GRID_YZ;
-use crate::plan_parts::type_number;
+use crate::plan_parts::checked_ints;
 use crate::shapes::{Divisor, NormalizationShape, Shape};
-use crate::sources::{Kernel, SourceFile};
+use crate::sources::{Kernel, SourceFile, type_number};
 use crate::{GpuEngine, GpuError};
 
 /// What the kernels of this module are called where families of kernels are named.
@@ -206,11 +206,7 @@ impl Task {
             Variance, X, Y, Z,
         };
         let stage = |entry: &'static str, arguments: &'static [Argument]| Stage {
-            kernel: Kernel {
-                source: SourceFile::Normalization,
-                entry,
-                constants: vec![("TYPE", type_number(self.data_type))],
-            },
+            kernel: Kernel::of_type(SourceFile::Normalization, entry, self.data_type),
             arguments,
         };
         let moments = || stage("normalization_moments", &[X, Moments]);
@@ -240,6 +236,7 @@ impl Task {
         let int = |number: usize| i32::try_from(number).ok();
         let sizes = &self.sizes;
         let (unit_pixels, pixels) = if sizes.per_activation { (sizes.pixels, 1) } else { (1, sizes.pixels) };
+        let places = |it: Strides| checked_ints([it.image, it.channel, it.pixel]);
         let [scale_type, bias_type, mean_type, variance_type] = self.types.map(|it| type_number(it) as i32);
         Some(NormalizationShape {
             units: int(sizes.units())?,
@@ -249,17 +246,10 @@ impl Task {
             per_chunk: int(per_chunk)?,
             by_unit_pixels: Divisor::new(unit_pixels),
             by_pixels: Divisor::new(pixels),
-            x_image: int(self.x.image)?,
-            x_channel: int(self.x.channel)?,
-            x_pixel: int(self.x.pixel)?,
-            y_image: int(self.y.image)?,
-            y_channel: int(self.y.channel)?,
-            y_pixel: int(self.y.pixel)?,
-            z_image: int(self.z.image)?,
-            z_channel: int(self.z.channel)?,
-            z_pixel: int(self.z.pixel)?,
-            parameter_channel: int(self.parameters[0])?,
-            parameter_pixel: int(self.parameters[1])?,
+            x: places(self.x)?,
+            y: places(self.y)?,
+            z: places(self.z)?,
+            parameter: checked_ints(self.parameters)?,
             scale_type,
             bias_type,
             mean_type,

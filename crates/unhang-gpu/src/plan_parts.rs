@@ -31,7 +31,7 @@ use crate::shapes::{
     GemmShape, NarrowShape, PackShape, PatchShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape,
     UnpatchShape, WeightsShape, WinogradFilterShape, WinogradShape, WinogradWeightsShape,
 };
-use crate::sources::{Kernel, SourceFile};
+use crate::sources::{Kernel, SourceFile, type_number};
 
 /// A problem as the kernels see it: never transposed, and which pointer is which of its operands.
 pub(crate) struct Geometry {
@@ -77,6 +77,41 @@ impl Geometry {
             Form::Specialised => Ok(()),
             Form::General => Err("there is no general kernel for it".into()),
         }
+    }
+
+    /// Forward, else backward-data; an error for what computes no filter's gradient.
+    fn is_forward(&self, choice: &str) -> Result<bool, String> {
+        match self.problem.direction() {
+            Direction::Forward => Ok(true),
+            Direction::BackwardData => Ok(false),
+            Direction::BackwardWeights => Err(format!("{choice} is for forward and backward-data")),
+        }
+    }
+
+    /// Where an element is in a group's filter, for forward and backward-data: row, channel summed over, tap.
+    fn filter_strides(&self) -> [usize; 3] {
+        let (taps, (reduced, rows)) = (self.taps(), self.reduced_and_rows());
+        match (self.problem.direction() == Direction::Forward, self.channels_last()) {
+            (true, false) => [taps * reduced, taps, 1],
+            (true, true) => [taps * reduced, 1, reduced],
+            (false, false) => [taps, taps * rows, 1],
+            (false, true) => [1, taps * rows, rows],
+        }
+    }
+
+    /// What most kernels are compiled for.
+    fn constants(&self) -> Vec<(&'static str, i64)> {
+        vec![("TYPE", type_number(self.problem.data_type())), ("CHANNELS_LAST", i64::from(self.channels_last()))]
+    }
+
+    /// A kernel that needs to know no more than the type of the tensors.
+    fn kernel(&self, source: SourceFile, entry: &'static str) -> Kernel {
+        Kernel::of_type(source, entry, self.problem.data_type())
+    }
+
+    /// The arguments of a kernel for forward and backward-data.
+    fn operands(&self) -> Vec<Pointer> {
+        vec![self.first, self.second, Pointer::Bias, Pointer::Result]
     }
 
     fn taps(&self) -> usize {
@@ -142,16 +177,6 @@ fn as_matrices(problem: Problem, has_bias: bool) -> Problem {
     product.unwrap_or(problem)
 }
 
-/// The number by which kernels know a data type.
-pub(crate) fn type_number(data_type: DataType) -> i64 {
-    match data_type {
-        DataType::F32 => 0,
-        DataType::F16 => 1,
-        DataType::Bf16 => 2,
-        DataType::F64 => 3,
-    }
-}
-
 /// Hands out the workspace in aligned pieces.
 #[derive(Default)]
 pub(crate) struct Workspace {
@@ -159,16 +184,29 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub(crate) fn take(&mut self, bytes: u64) -> u64 {
+    pub(crate) fn take(&mut self, bytes: u64) -> Pointer {
         let at = self.bytes;
         self.bytes += bytes.next_multiple_of(256);
-        at
+        Pointer::Workspace(at)
     }
 }
 
 /// A number as the kernels take it. Plans are made for sizes that fit.
 fn int(value: usize) -> i32 {
     value as i32
+}
+
+fn ints<const N: usize>(values: [usize; N]) -> [i32; N] {
+    values.map(int)
+}
+
+/// The same; none where one does not fit.
+pub(crate) fn checked_ints<const N: usize>(values: [usize; N]) -> Option<[i32; N]> {
+    values.iter().all(|&value| i32::try_from(value).is_ok()).then(|| ints(values))
+}
+
+pub(crate) fn divisors<const N: usize>(values: [usize; N]) -> [Divisor; N] {
+    values.map(Divisor::new)
 }
 
 pub(crate) fn grid_x(count: u64, each: u64) -> [u32; 3] {

@@ -110,7 +110,7 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
         let (stage, bytes) = parts::pack(geometry, tile, flat, filter_pointer);
         let at = workspace.take(bytes);
         stages.push(stage(at));
-        Pointer::Workspace(at)
+        at
     } else {
         filter_pointer
     };
@@ -128,8 +128,7 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
         stages.push(parts::reduce(geometry, 0, &[], Pointer::Null));
     }
     let result_elements: u64 = geometry.result_elements();
-    let result =
-        if planes { Pointer::Workspace(workspace.take(splits * result_elements * 4)) } else { Pointer::Result };
+    let result = if planes { workspace.take(splits * result_elements * 4) } else { Pointer::Result };
     stages.push(parts::gemm(
         geometry,
         &parts::GemmPart {
@@ -209,7 +208,7 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32, operands: Operands) -> 
     if splits == 1 && has_layout && problem.data_type() == DataType::F32 {
         stages.push(parts::weights(read, tile, 1, per_split as i32, [read.second, read.first, Pointer::Result]));
     } else {
-        let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
+        let planes = workspace.take(u64::from(splits) * geometry.result_elements() * 4);
         stages.push(parts::weights(read, tile, splits, per_split as i32, [read.second, read.first, planes]));
         // Planes have the layout of what was multiplied, or are brought to the gradient's.
         stages.push(parts::reduce_weights(if has_layout { read } else { geometry }, splits, planes));

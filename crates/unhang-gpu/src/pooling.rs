@@ -7,7 +7,7 @@ pub use definition::{Kind, Pooling};
 use unhang_conv::DataType;
 
 use crate::driver::Function;
-use crate::plan_parts::type_number;
+use crate::plan_parts::checked_ints;
 use crate::shapes::{Divisor, PoolingAxis, PoolingShape, Shape};
 use crate::sources::{Kernel, SourceFile};
 use crate::{GpuEngine, GpuError};
@@ -103,10 +103,9 @@ impl Launch {
             (true, true) => "pooling_largest_backward",
             (false, true) => "pooling_mean_backward",
         };
-        let constants = vec![("TYPE", type_number(task.data_type))];
         let shape = task.shape()?;
         Some(Launch {
-            kernel: Kernel { source: SourceFile::Pooling, entry, constants },
+            kernel: Kernel::of_type(SourceFile::Pooling, entry, task.data_type),
             grid: [(shape.elements as u32).div_ceil(THREADS), 1, 1],
             shape: shape.into(),
             has_indices,
@@ -153,10 +152,8 @@ impl Task {
             by_depth: Divisor::new(depth),
             by_height: Divisor::new(height),
             by_width: Divisor::new(across),
-            x_image: int(self.x[0])?,
-            x_channel: int(self.x[1])?,
-            y_image: int(self.y[0])?,
-            y_channel: int(self.y[1])?,
+            x: checked_ints([self.x[0], self.x[1]])?,
+            y: checked_ints([self.y[0], self.y[1]])?,
             d: axis(0)?,
             h: axis(1)?,
             w: axis(2)?,

@@ -32,52 +32,57 @@ impl Default for Divisor {
     }
 }
 
-/// A number of any type, as each kernel computes with it.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
-pub struct Scalar {
-    /// The bits in single precision.
-    pub single: u32,
-    /// The lower bits in double precision.
-    pub low: u32,
-    /// The higher ones.
-    pub high: u32,
+/// A field's type: where a kernel's fields differ in their endings only, an array of all.
+macro_rules! field_type {
+    ($type:ident) => { $type };
+    ($type:ident $($ending:tt)+) => { [$type; [$(stringify!($ending)),+].len()] };
 }
 
-impl From<f64> for Scalar {
-    fn from(value: f64) -> Scalar {
-        let bits = value.to_bits();
-        Scalar { single: (value as f32).to_bits(), low: bits as u32, high: (bits >> 32) as u32 }
-    }
+/// What a kernel calls a field, up to its ending.
+#[cfg(test)]
+macro_rules! stem {
+    ($field:ident) => {
+        stringify!($field)
+    };
+    ($field:ident $stem:ident) => {
+        stringify!($stem)
+    };
 }
 
-/// An axis of a pooled tensor.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
-#[allow(missing_docs, reason = "the kernels' source says what its fields mean")]
-pub struct PoolingAxis {
-    pub input: i32,
-    pub output: i32,
-    pub window: i32,
-    pub stride: i32,
-    pub padding: i32,
-    pub x: i32,
-    pub y: i32,
-    pub place: i32,
-    pub by_stride: Divisor,
-}
-
-macro_rules! shapes {
-    ($($(#[$doc:meta])* $variant:ident($name:ident) { $($field:ident: $type:ident),* $(,)? })*) => {
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident $(($stem:ident))? $([$($ending:tt)+])?: $type:ident),* $(,)? })*) => {
         $(
             $(#[$doc])*
             #[repr(C)]
             #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
             #[allow(missing_docs, reason = "the kernels' sources say what their fields mean")]
             pub struct $name {
-                $(pub $field: $type),*
+                $(pub $field: field_type!($type $($($ending)+)?)),*
             }
 
+            #[cfg(test)]
+            impl $name {
+                /// Each field with its endings and its type.
+                const DECLARED: Declared = (
+                    stringify!($name),
+                    &[$((stem!($field $($stem)?), &[$($(stringify!($ending)),+)?], stringify!($type))),*],
+                );
+            }
+        )*
+    };
+}
+
+#[cfg(test)]
+const DIVISOR: Declared = ("Divisor", &[("multiplier", &[], "u32"), ("shift", &[], "u32"), ("value", &[], "i32")]);
+
+#[cfg(test)]
+type Declared = (&'static str, &'static [(&'static str, &'static [&'static str], &'static str)]);
+
+macro_rules! shapes {
+    ($($(#[$doc:meta])* $variant:ident($name:ident) { $($fields:tt)* })*) => {
+        structures! { $($(#[$doc])* $name { $($fields)* })* }
+
+        $(
             impl From<$name> for Shape {
                 fn from(shape: $name) -> Shape {
                     Shape::$variant(shape)
@@ -101,90 +106,85 @@ macro_rules! shapes {
         }
 
         #[cfg(test)]
-        const DECLARED: &[(&str, &[(&str, &str)])] = &[
-            ("Divisor", &[("multiplier", "u32"), ("shift", "u32"), ("value", "i32")]),
-            ("Scalar", &[("single", "u32"), ("low", "u32"), ("high", "u32")]),
-            (
-                "PoolingAxis",
-                &[
-                    ("input", "i32"),
-                    ("output", "i32"),
-                    ("window", "i32"),
-                    ("stride", "i32"),
-                    ("padding", "i32"),
-                    ("x", "i32"),
-                    ("y", "i32"),
-                    ("place", "i32"),
-                    ("by_stride", "Divisor"),
-                ],
-            ),
-            $((stringify!($name), &[$((stringify!($field), stringify!($type))),*])),*
-        ];
+        const DECLARED: &[Declared] = &[DIVISOR, Scalar::DECLARED, PoolingAxis::DECLARED, $($name::DECLARED),*];
     };
+}
+
+structures! {
+    /// A number of any type, as each kernel computes with it: the bits in single precision, and those in double precision.
+    Scalar { single: u32, low: u32, high: u32 }
+    /// An axis of a pooled tensor.
+    PoolingAxis {
+        input: i32, output: i32, window: i32, stride: i32, padding: i32, x: i32, y: i32, place: i32, by_stride: Divisor,
+    }
+}
+
+impl From<f64> for Scalar {
+    fn from(value: f64) -> Scalar {
+        let bits = value.to_bits();
+        Scalar { single: (value as f32).to_bits(), low: bits as u32, high: (bits >> 32) as u32 }
+    }
 }
 
 shapes! {
     /// Of the plain kernels.
     Plain(PlainShape) {
         batch: i32, groups: i32, channels: i32, rows: i32,
-        input_h: i32, input_w: i32, output_h: i32, output_w: i32,
-        filter_h: i32, filter_w: i32, stride_h: i32, stride_w: i32,
-        pad_h: i32, pad_w: i32, dilation_h: i32, dilation_w: i32,
+        input[h w]: i32, output[h w]: i32,
+        filter[h w]: i32, stride[h w]: i32, pad[h w]: i32, dilation[h w]: i32,
         channels_last: i32,
     }
     /// Of the implicit GEMM.
     Gemm(GemmShape) {
-        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
+        batch: i32, source[h w]: i32, result[h w]: i32,
         groups: i32, reduced: i32, rows: i32,
-        filter_h: i32, filter_w: i32, stride_h: i32, stride_w: i32,
-        pad_h: i32, pad_w: i32, dilation_h: i32, dilation_w: i32,
-        backward: i32, phases_h: i32, phases_w: i32,
-        source_step_h: i32, source_step_w: i32, source_tap_h: i32, source_tap_w: i32, tap_step_h: i32, tap_step_w: i32,
+        filter[h w]: i32, stride[h w]: i32, pad[h w]: i32, dilation[h w]: i32,
+        backward: i32, phases[h w]: i32,
+        source_step[h w]: i32, source_tap[h w]: i32, tap_step[h w]: i32,
         steps_per_split: i32, planes: i32, skip_empty: i32,
-        by_row_tiles: Divisor, by_phases: Divisor, by_phases_w: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
+        by_row_tiles: Divisor, by_phases: Divisor, by_phases_w: Divisor, by_stride[h w]: Divisor,
         by_taps: Divisor, by_filter_w: Divisor, by_reduced: Divisor, by_image: Divisor, by_width: Divisor,
     }
     /// Of the kernel for few channels in the result.
     Narrow(NarrowShape) {
-        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32, strips: i32,
+        batch: i32, source[h w]: i32, result[h w]: i32, strips: i32,
     }
     /// Of the kernel that reads straight into registers.
     Direct(DirectShape) {
-        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
+        batch: i32, source[h w]: i32, result[h w]: i32,
         groups: i32, reduced: i32, rows: i32, threads: i32, channels_per_split: i32,
         by_width: Divisor, by_strips: Divisor, by_row_blocks: Divisor,
     }
     /// Of backward-weights.
     Weights(WeightsShape) {
-        batch: i32, source_h: i32, source_w: i32, gradient_h: i32, gradient_w: i32,
+        batch: i32, source[h w]: i32, gradient[h w]: i32,
         groups: i32, channels: i32, rows: i32,
-        filter_h: i32, filter_w: i32, stride_h: i32, stride_w: i32,
-        pad_h: i32, pad_w: i32, dilation_h: i32, dilation_w: i32,
+        filter[h w]: i32, stride[h w]: i32, pad[h w]: i32, dilation[h w]: i32,
         steps_per_split: i32,
         by_image: Divisor, by_row: Divisor, by_row_tiles: Divisor, by_column_channels: Divisor, by_filter_w: Divisor,
     }
     /// Of the depthwise kernels.
     Depthwise(DepthwiseShape) {
-        batch: i32, input_h: i32, input_w: i32, output_h: i32, output_w: i32,
+        batch: i32, input[h w]: i32, output[h w]: i32,
         channels: i32, multiplier: i32, threads: i32, pixels_per_split: i32,
         by_image: Divisor, by_width: Divisor, by_strips: Divisor, by_lanes: Divisor, by_multiplier: Divisor,
     }
     /// Of the depthwise kernels in vectors.
     DepthwiseQuads(DepthwiseQuadsShape) {
-        batch: i32, input_h: i32, input_w: i32, output_h: i32, output_w: i32,
+        batch: i32, input[h w]: i32, output[h w]: i32,
         channels: i32, threads: i32, vectors_per_split: i32,
         by_image: Divisor, by_width: Divisor, by_strips: Divisor, by_channels: Divisor,
     }
     /// Of the depthwise kernels with large windows.
     DepthwiseLarge(DepthwiseLargeShape) {
         channels: i32, planes: i32, images: i32, images_per_split: i32,
-        image_h: i32, image_w: i32, window_h: i32, window_w: i32, result_h: i32, result_w: i32, pad_h: i32, pad_w: i32,
+        image[h w]: i32, window[h w]: i32, result[h w]: i32, pad[h w]: i32,
         turned: i32, by_channels: Divisor, by_tiles: Divisor, by_tiles_w: Divisor,
     }
     /// Of Winograd's transforms of images.
     Winograd(WinogradShape) {
-        batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, pad_h: i32, pad_w: i32,
-        by_image: Divisor, by_width: Divisor, by_lane: Divisor, by_dilation_h: Divisor, by_dilation_w: Divisor,
+        batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, pad[h w]: i32,
+        by_image: Divisor, by_width: Divisor, by_lane: Divisor, by_dilation[h w]: Divisor,
     }
     /// Of Winograd's transform of the filter.
     WinogradFilter(WinogradFilterShape) {
@@ -196,7 +196,7 @@ shapes! {
     WinogradWeights(WinogradWeightsShape) { rows: i32, channels: i32, planes: i32 }
     /// Of Winograd's transforms of images for stride 2.
     Stride2(Stride2Shape) {
-        batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, begin_h: i32, begin_w: i32,
+        batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, begin[h w]: i32,
         by_image: Divisor, by_width: Divisor, by_lane: Divisor,
     }
     /// Of its transform of the filter.
@@ -209,8 +209,8 @@ shapes! {
     Stride2Weights(Stride2WeightsShape) { rows: i32, channels: i32, planes: i32 }
     /// Of Winograd in one kernel.
     Fused(FusedShape) {
-        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
-        reduced: i32, rows: i32, pad_h: i32, pad_w: i32, tiles: i32,
+        batch: i32, source[h w]: i32, result[h w]: i32,
+        reduced: i32, rows: i32, pad[h w]: i32, tiles: i32,
         by_image: Divisor, by_width: Divisor, by_row_tiles: Divisor,
     }
     /// Of its transform of the filter.
@@ -220,9 +220,9 @@ shapes! {
     }
     /// Of the sum over planes.
     Reduce(ReduceShape) {
-        elements: i32, planes: i32, phases: i32, planes_0: i32, planes_1: i32, planes_2: i32, planes_3: i32,
+        elements: i32, planes: i32, phases: i32, planes_of_phases(planes)[0 1 2 3]: i32,
         by_channel_elements: Divisor, by_channels: Divisor,
-        by_height: Divisor, by_width: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
+        by_height: Divisor, by_width: Divisor, by_stride[h w]: Divisor,
     }
     /// Of the sum over planes of a filter's gradient.
     ReduceWeights(ReduceWeightsShape) { elements: i32, planes: i32, taps: i32, channels: i32, channels_last: i32 }
@@ -233,37 +233,33 @@ shapes! {
     }
     /// Of the kernel that puts patches in their places.
     Unpatch(UnpatchShape) {
-        elements: i32, planes: i32, plane_elements: i32, channels: i32, grid_h: i32, grid_w: i32,
-        filter_h: i32, filter_w: i32, pad_h: i32, pad_w: i32, channels_last: i32,
-        by_width: Divisor, by_height: Divisor, by_channels: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
+        elements: i32, planes: i32, plane_elements: i32, channels: i32, grid[h w]: i32,
+        filter[h w]: i32, pad[h w]: i32, channels_last: i32,
+        by_width: Divisor, by_height: Divisor, by_channels: Divisor, by_stride[h w]: Divisor,
     }
     /// Of the kernel that puts windows one after the other.
     Patch(PatchShape) {
-        elements: i32, image_h: i32, image_w: i32, channels: i32, channels_last: i32,
-        stride_h: i32, stride_w: i32, pad_h: i32, pad_w: i32,
-        by_patch: Divisor, by_grid_h: Divisor, by_grid_w: Divisor, by_inner: Divisor, by_filter_w: Divisor,
+        elements: i32, image[h w]: i32, channels: i32, channels_last: i32,
+        stride[h w]: i32, pad[h w]: i32,
+        by_patch: Divisor, by_grid[h w]: Divisor, by_inner: Divisor, by_filter_w: Divisor,
     }
     /// Of the kernel that turns matrices over.
     Turn(TurnShape) { rows: i32, columns: i32 }
     /// Of the kernels on tensors of any strides.
     Strided(StridedShape) {
-        elements: i32, from_0: i32, from_1: i32, from_2: i32, from_3: i32, to_0: i32, to_1: i32, to_2: i32, to_3: i32,
-        by_1: Divisor, by_2: Divisor, by_3: Divisor,
+        elements: i32, from[0 1 2 3]: i32, to[0 1 2 3]: i32, by[1 2 3]: Divisor,
     }
     /// Of the kernel on planes of 3-d tensors.
     Planes(PlanesShape) {
         elements: i32, from_start: i32, to_start: i32, depth: i32, planes: i32,
-        from_0: i32, from_1: i32, from_2: i32, from_3: i32, from_4: i32, from_5: i32,
-        to_0: i32, to_1: i32, to_2: i32, to_3: i32, to_4: i32, to_5: i32,
-        depth_0: i32, depth_1: i32, depth_2: i32, depth_3: i32, depth_4: i32, depth_5: i32,
-        by_1: Divisor, by_2: Divisor, by_3: Divisor, by_4: Divisor, by_5: Divisor,
+        from[0 1 2 3 4 5]: i32, to[0 1 2 3 4 5]: i32, depths(depth)[0 1 2 3 4 5]: i32,
+        by[1 2 3 4 5]: Divisor,
     }
     /// Of the kernels for batch normalisation.
     Normalization(NormalizationShape) {
         units: i32, count: i32, lane_bits: i32, chunks: i32, per_chunk: i32,
         by_unit_pixels: Divisor, by_pixels: Divisor,
-        x_image: i32, x_channel: i32, x_pixel: i32, y_image: i32, y_channel: i32, y_pixel: i32,
-        z_image: i32, z_channel: i32, z_pixel: i32, parameter_channel: i32, parameter_pixel: i32,
+        x[image channel pixel]: i32, y[image channel pixel]: i32, z[image channel pixel]: i32, parameter[channel pixel]: i32,
         scale_type: i32, bias_type: i32, mean_type: i32, variance_type: i32, activation: i32,
         alpha: Scalar, beta: Scalar, gamma: Scalar,
         epsilon: Scalar, momentum: Scalar, inverse_count: Scalar, unbiased: Scalar, x_factor: Scalar, z_factor: Scalar,
@@ -272,7 +268,7 @@ shapes! {
     Pooling(PoolingShape) {
         elements: i32, channels_last: i32,
         by_channels: Divisor, by_depth: Divisor, by_height: Divisor, by_width: Divisor,
-        x_image: i32, x_channel: i32, y_image: i32, y_channel: i32,
+        x[image channel]: i32, y[image channel]: i32,
         d: PoolingAxis, h: PoolingAxis, w: PoolingAxis,
         index_bits: i32, index_in_window: i32, taps: i32, inclusive: i32,
         inverse_taps: Scalar, alpha: Scalar, beta: Scalar,
@@ -327,7 +323,14 @@ mod tests {
         let declared: BTreeMap<String, Vec<(String, String)>> =
             SourceFile::ALL.iter().flat_map(|source| structures(&source.text())).collect();
         for (name, fields) in DECLARED {
-            let fields: Vec<(String, String)> = fields.iter().map(|(f, t)| ((*f).into(), (*t).into())).collect();
+            let names = |stem: &str, endings: &[&str]| match endings {
+                [] => vec![stem.to_owned()],
+                endings => endings.iter().map(|ending| format!("{stem}_{ending}")).collect(),
+            };
+            let each = fields.iter().flat_map(|(stem, endings, kind)| {
+                names(stem, endings).into_iter().map(move |name| (name, (*kind).to_owned()))
+            });
+            let fields: Vec<(String, String)> = each.collect();
             assert_eq!(declared.get(*name), Some(&fields), "{name}");
         }
         let shapes = declared.keys().filter(|name| name.ends_with("Shape")).count();

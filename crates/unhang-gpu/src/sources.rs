@@ -142,6 +142,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// A kernel for a type of tensors, without other constants.
+    pub(crate) fn of_type(source: SourceFile, entry: &'static str, data_type: DataType) -> Kernel {
+        Kernel { source, entry, constants: vec![("TYPE", type_number(data_type))] }
+    }
+
     /// The constants as compiler options.
     pub fn definitions(&self) -> Vec<String> {
         self.constants.iter().map(|(name, value)| format!("-D{name}={value}")).collect()
@@ -149,12 +154,8 @@ impl Kernel {
 
     /// The type that tensors are stored in.
     pub fn data_type(&self) -> DataType {
-        match self.constant("TYPE") {
-            Some(1) => DataType::F16,
-            Some(2) => DataType::Bf16,
-            Some(3) => DataType::F64,
-            _ => DataType::F32,
-        }
+        let is_meant = |data_type: &DataType| self.constant("TYPE") == Some(type_number(*data_type));
+        DataType::ALL.into_iter().find(is_meant).unwrap_or(DataType::F32)
     }
 
     /// The value of a constant that plans are judged by.
@@ -165,6 +166,16 @@ impl Kernel {
     /// The value of a constant.
     pub fn constant(&self, name: &str) -> Option<i64> {
         self.constants.iter().find(|(constant, _)| *constant == name).map(|(_, value)| *value)
+    }
+}
+
+/// The number by which kernels know a data type.
+pub(crate) fn type_number(data_type: DataType) -> i64 {
+    match data_type {
+        DataType::F32 => 0,
+        DataType::F16 => 1,
+        DataType::Bf16 => 2,
+        DataType::F64 => 3,
     }
 }
 

@@ -5,7 +5,7 @@ use unhang_conv::{DataType, Layout, Planes, TensorShape};
 
 use crate::driver::Function;
 use crate::plan::{Pointer, Stage};
-use crate::plan_parts::{grid_x, type_number};
+use crate::plan_parts::{checked_ints, divisors, grid_x};
 use crate::shapes::{Divisor, PlanesShape, Shape, StridedShape};
 use crate::sources::{Kernel, SourceFile};
 use crate::{DevicePointers, GpuEngine, GpuError};
@@ -90,9 +90,6 @@ impl Move {
             let found: Vec<i32> = all.iter().map(|axis| int(axis[which])).collect::<Option<_>>()?;
             found.try_into().ok()
         };
-        let ([from_0, from_1, from_2, from_3, from_4, from_5], [to_0, to_1, to_2, to_3, to_4, to_5]) =
-            (numbers(1)?, numbers(2)?);
-        let [depth_0, depth_1, depth_2, depth_3, depth_4, depth_5] = numbers(3)?;
         let by = |axis: usize| Divisor::new(all[axis][0] as usize);
         let shape = PlanesShape {
             elements: int(elements)?,
@@ -100,29 +97,10 @@ impl Move {
             to_start: int(to_start)?,
             depth: int(depth)?,
             planes: int(planes)?,
-            from_0,
-            from_1,
-            from_2,
-            from_3,
-            from_4,
-            from_5,
-            to_0,
-            to_1,
-            to_2,
-            to_3,
-            to_4,
-            to_5,
-            depth_0,
-            depth_1,
-            depth_2,
-            depth_3,
-            depth_4,
-            depth_5,
-            by_1: by(1),
-            by_2: by(2),
-            by_3: by(3),
-            by_4: by(4),
-            by_5: by(5),
+            from: numbers(1)?,
+            to: numbers(2)?,
+            depths: numbers(3)?,
+            by: [1, 2, 3, 4, 5].map(by),
         };
         Some(Move(stage("copy_planes", data_type, grid_x(elements as u64, 256), shape.into())))
     }
@@ -175,30 +153,19 @@ struct Numbers {
 
 impl Numbers {
     fn stage(&self, entry: &'static str, data_type: DataType, grid: [u32; 3]) -> Option<Stage> {
-        let int = |number: usize| i32::try_from(number).ok();
-        let ([from_0, from_1, from_2, from_3], [to_0, to_1, to_2, to_3]) = (self.from, self.to);
         let shape = StridedShape {
-            elements: int(self.elements)?,
-            from_0: int(from_0)?,
-            from_1: int(from_1)?,
-            from_2: int(from_2)?,
-            from_3: int(from_3)?,
-            to_0: int(to_0)?,
-            to_1: int(to_1)?,
-            to_2: int(to_2)?,
-            to_3: int(to_3)?,
-            by_1: Divisor::new(self.sizes[0]),
-            by_2: Divisor::new(self.sizes[1]),
-            by_3: Divisor::new(self.sizes[2]),
+            elements: i32::try_from(self.elements).ok()?,
+            from: checked_ints(self.from)?,
+            to: checked_ints(self.to)?,
+            by: divisors(self.sizes),
         };
         Some(stage(entry, data_type, grid, shape.into()))
     }
 }
 
 fn stage(entry: &'static str, data_type: DataType, grid: [u32; 3], shape: Shape) -> Stage {
-    let constants = vec![("TYPE", type_number(data_type))];
     Stage {
-        kernel: Kernel { source: SourceFile::Strided, entry, constants },
+        kernel: Kernel::of_type(SourceFile::Strided, entry, data_type),
         grid,
         block: 256,
         pointers: vec![Pointer::First, Pointer::Result],
@@ -245,9 +212,9 @@ mod tests {
     fn the_axis_that_is_written_densest_is_the_fastest() {
         let Move(stage) = Move::copy(DataType::F32, [2, 3, 5, 7], [105, 35, 7, 1], [105, 1, 21, 3]).unwrap();
         let crate::shapes::Shape::Strided(shape) = stage.shape else { panic!("another shape") };
-        assert_eq!([shape.to_0, shape.to_1, shape.to_2, shape.to_3], [105, 21, 3, 1]);
-        assert_eq!([shape.from_0, shape.from_1, shape.from_2, shape.from_3], [105, 7, 1, 35]);
-        assert_eq!([shape.by_1.value, shape.by_2.value, shape.by_3.value], [5, 7, 3]);
+        assert_eq!(shape.to, [105, 21, 3, 1]);
+        assert_eq!(shape.from, [105, 7, 1, 35]);
+        assert_eq!(shape.by.map(|it| it.value), [5, 7, 3]);
         assert_eq!(shape.elements, 210);
     }
 
@@ -270,8 +237,8 @@ mod tests {
         let Move(stage) = Move::gather(DataType::F32, &planes, Layout::Nchw, strides).unwrap();
         let crate::shapes::Shape::Planes(shape) = stage.shape else { panic!("another shape") };
         // Images, depths, channels, taps, and all of a plane.
-        assert_eq!([shape.by_1, shape.by_2, shape.by_3, shape.by_4, shape.by_5].map(|it| it.value), [2, 5, 3, 3, 56]);
-        assert_eq!([shape.depth, shape.planes, shape.depth_2, shape.depth_4], [-1, 5, 1, 1]);
+        assert_eq!(shape.by.map(|it| it.value), [2, 5, 3, 3, 56]);
+        assert_eq!([shape.depth, shape.planes, shape.depths[2], shape.depths[4]], [-1, 5, 1, 1]);
         assert_eq!((shape.elements, shape.from_start), (2 * 5 * 9 * 56, -56));
     }
 }

@@ -34,6 +34,15 @@ macro_rules! each_half {
     };
 }
 
+/// Does it for each half.
+macro_rules! all_halves {
+    ($halves:expr, $half:ident, $done:expr) => {
+        for $half in 0..$halves {
+            $done;
+        }
+    };
+}
+
 /// The masks of all halves, written once both are known.
 macro_rules! masks {
     ($wave:ident, $halves:ident, $half:ident, $register:expr, $mask:expr) => {{
@@ -62,22 +71,16 @@ impl Wave {
     ) -> bool {
         match *kind {
             OpKind::Rows { run, rows } => {
-                for half in 0..HALVES {
-                    // SAFETY: the registers are the wave's, as asked for here.
-                    unsafe { self.fast_rows(run, rows, half) };
-                }
+                // SAFETY: the registers are the wave's, as asked for here.
+                all_halves!(HALVES, half, unsafe { self.fast_rows(run, rows, half) });
             }
             OpKind::FilledRows { run, rows, ref sources } => {
-                for half in 0..HALVES {
-                    // SAFETY: the registers are the wave's, as asked for here.
-                    unsafe { self.fast_filled_rows(run, rows, sources, half) };
-                }
+                // SAFETY: the registers are the wave's, as asked for here.
+                all_halves!(HALVES, half, unsafe { self.fast_filled_rows(run, rows, sources, half) });
             }
             OpKind::Halves(ref operation) => {
-                for half in 0..HALVES {
-                    // SAFETY: the registers are the wave's, as asked for here.
-                    unsafe { self.fast_halves(operation, half) };
-                }
+                // SAFETY: the registers are the wave's, as asked for here.
+                all_halves!(HALVES, half, unsafe { self.fast_halves(operation, half) });
             }
             OpKind::Nothing => {}
             OpKind::Local(ref access) => {
@@ -93,9 +96,7 @@ impl Wave {
             OpKind::Scalar { run, sources, destination, wide } => self.fast_scalar(run, sources, destination, wide),
             OpKind::SaveExec { run, source, destination, wide } => self.fast_save_exec(run, source, destination, wide),
             OpKind::Pairs(ref operation) => {
-                for half in 0..HALVES {
-                    self.fast_pairs(vectors, operation, half);
-                }
+                all_halves!(HALVES, half, self.fast_pairs(vectors, operation, half));
             }
             OpKind::ComparePairs(ref compare) => {
                 masks!(self, HALVES, half, compare.destination, self.fast_pairs_mask(compare, half));
@@ -123,9 +124,7 @@ impl Wave {
                 masks!(self, HALVES, half, destination, self.fast_mask(run, outcomes, operands, half));
             }
             OpKind::Select { ref operands, mask, destination } => {
-                for half in 0..HALVES {
-                    self.fast_select(vectors, operands, mask, destination, half);
-                }
+                all_halves!(HALVES, half, self.fast_select(vectors, operands, mask, destination, half));
             }
             OpKind::Carry(ref carry) => {
                 masks!(self, HALVES, half, carry.carry_out, self.fast_carry(vectors, carry, half));

@@ -19,10 +19,8 @@ impl Depthwise<'_> {
         let lanes = if p.direction() == Direction::BackwardData { p.in_channels() } else { p.out_channels() };
         DepthwiseShape {
             batch: int(p.batch()),
-            input_h: int(p.in_size()[0]),
-            input_w: int(p.in_size()[1]),
-            output_h: int(p.out_size()[0]),
-            output_w: int(p.out_size()[1]),
+            input: ints(p.in_size()),
+            output: ints(p.out_size()),
             channels: int(p.in_channels()),
             multiplier: int(self.multiplier()),
             threads: int(threads),
@@ -37,8 +35,7 @@ impl Depthwise<'_> {
 
     fn stage(&self, entry: &'static str, grid: [u32; 3], pointers: Vec<Pointer>, shape: DepthwiseShape) -> Stage {
         let p = &self.geometry.problem;
-        let mut constants =
-            vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(self.geometry.channels_last()))];
+        let mut constants = self.geometry.constants();
         if self.geometry.form == Form::Specialised {
             constants.extend([("CHANNELS", p.in_channels() as i64), ("MULTIPLIER", self.multiplier() as i64)]);
         }
@@ -66,7 +63,7 @@ impl Depthwise<'_> {
             return Err("the strip's rows are too many to unroll".to_owned());
         }
         let threads = geometry.problem.batch() * channels * size[0].div_ceil(self.strip) * size[1];
-        let operands = vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result];
+        let operands = geometry.operands();
         let stages = vec![self.stage(entry, grid_x(threads as u64, 256), operands, self.shape(size, threads, 0))];
         Ok(LaunchPlan { stages, workspace_bytes: 0 })
     }
@@ -122,7 +119,7 @@ fn in_parts(geometry: &Geometry, all: usize, splits: u32, stage: impl FnOnce(Par
         return LaunchPlan { stages: vec![stage(Part { to: Pointer::Result, splits, each })], workspace_bytes: 0 };
     }
     let mut workspace = Workspace::default();
-    let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
+    let planes = workspace.take(u64::from(splits) * geometry.result_elements() * 4);
     let stages = vec![stage(Part { to: planes, splits, each }), reduce_weights(geometry, splits, planes)];
     LaunchPlan { stages, workspace_bytes: workspace.bytes }
 }
@@ -181,10 +178,8 @@ impl Quads<'_> {
         let p = &self.geometry.problem;
         DepthwiseQuadsShape {
             batch: int(p.batch()),
-            input_h: int(p.in_size()[0]),
-            input_w: int(p.in_size()[1]),
-            output_h: int(p.out_size()[0]),
-            output_w: int(p.out_size()[1]),
+            input: ints(p.in_size()),
+            output: ints(p.out_size()),
             channels: int(p.in_channels()),
             threads: int(threads),
             vectors_per_split: int(each),
@@ -198,8 +193,7 @@ impl Quads<'_> {
     fn stage(&self, entry: &'static str, grid: [u32; 3], pointers: Vec<Pointer>, shape: DepthwiseQuadsShape) -> Stage {
         let geometry = self.geometry;
         let p = &geometry.problem;
-        let mut constants =
-            vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(geometry.channels_last()))];
+        let mut constants = geometry.constants();
         if geometry.form == Form::Specialised {
             constants.push(("CHANNELS", p.in_channels() as i64));
         }
@@ -251,7 +245,7 @@ impl Quads<'_> {
             true => (pixels, grid_x((pixels.div_ceil(8 * self.width) * groups) as u64, 1)),
             false => (pixels * channels, grid_x((pixels * channels) as u64, 256)),
         };
-        let operands = vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result];
+        let operands = geometry.operands();
         let shape = self.shape([size[0], vectors], strips, threads, 0);
         LaunchPlan { stages: vec![self.stage(entry, grid, operands, shape)], workspace_bytes: 0 }
     }

@@ -48,26 +48,17 @@ pub(crate) fn depthwise_large(geometry: &Geometry, splits: u32) -> Result<Launch
         planes: int(planes),
         images: int(p.batch()),
         images_per_split: int(per_split),
-        image_h: int(image[0]),
-        image_w: int(image[1]),
-        window_h: int(window[0]),
-        window_w: int(window[1]),
-        result_h: int(result[0]),
-        result_w: int(result[1]),
-        pad_h: pad(0),
-        pad_w: pad(1),
+        image: ints(image),
+        window: ints(window),
+        result: ints(result),
+        pad: [0, 1].map(pad),
         turned: i32::from(turned),
         by_channels: Divisor::new(channels),
         by_tiles: Divisor::new(tiles[0] * tiles[1]),
         by_tiles_w: Divisor::new(tiles[1]),
     };
-    let constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("CHANNELS_LAST", i64::from(geometry.channels_last())),
-        ("TILE_H", tile_h as i64),
-        ("TILE_W", tile_w as i64),
-        ("PLANES", at_once as i64),
-    ];
+    let mut constants = geometry.constants();
+    constants.extend([("TILE_H", tile_h as i64), ("TILE_W", tile_w as i64), ("PLANES", at_once as i64)]);
     let stage = |entry, pointers| Stage {
         kernel: Kernel { source: SourceFile::DepthwiseLarge, entry, constants: constants.clone() },
         grid: [groups as u32, splits, 1],
@@ -76,11 +67,11 @@ pub(crate) fn depthwise_large(geometry: &Geometry, splits: u32) -> Result<Launch
         shape: shape.into(),
     };
     if !weights {
-        let pointers = vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result];
+        let pointers = geometry.operands();
         return Ok(LaunchPlan { stages: vec![stage("depthwise_large", pointers)], workspace_bytes: 0 });
     }
     let mut workspace = Workspace::default();
-    let sums = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
+    let sums = workspace.take(u64::from(splits) * geometry.result_elements() * 4);
     let stages = vec![
         stage("depthwise_large_weights", vec![geometry.first, geometry.second, sums]),
         reduce_weights(geometry, splits, sums),

@@ -9,96 +9,114 @@ const MOST_CHANNELS_LAST: usize = 4;
 /// Multiply-adds that a channel may be unrolled to.
 const MOST_UNROLLED: usize = 1800;
 
-pub(crate) fn direct(
-    geometry: &Geometry,
-    [block_rows, width, strip]: [u32; 3],
-    splits: u32,
-) -> Result<LaunchPlan, String> {
+/// What a thread has, and the images as it sees them.
+struct Direct<'a> {
+    geometry: &'a Geometry,
+    forward: bool,
+    /// Channels of the result.
+    block_rows: usize,
+    /// Neighbouring columns of the result.
+    width: usize,
+    /// Rows of the result.
+    strip: usize,
+    source: [usize; 2],
+    result: [usize; 2],
+}
+
+impl<'a> Direct<'a> {
+    /// An error where it is not for this problem.
+    fn new(geometry: &'a Geometry, thread: [u32; 3]) -> Result<Direct<'a>, String> {
+        let p = &geometry.problem;
+        let forward = geometry.is_forward("direct")?;
+        let [block_rows, width, strip] = thread.map(|it| it as usize);
+        let is_built = block_rows.is_multiple_of(4) && [2, 4].contains(&width);
+        if !is_built || !(4..=64).contains(&(block_rows * width * strip)) {
+            return Err(format!(
+                "{block_rows} channels, {width} columns and {strip} rows are not what it is built for"
+            ));
+        }
+        if p.groups() as u64 > MAX_GRID_YZ {
+            return Err(format!("{} groups are too many for one grid", p.groups()));
+        }
+        let rows = geometry.reduced_and_rows().1;
+        if geometry.channels_last() && (forward || p.groups() > 1 || rows > MOST_CHANNELS_LAST) {
+            return Err("in NHWC direct is for gradients of images with few channels".into());
+        }
+        if geometry.is_pointwise() && strip != 1 {
+            return Err("an image of a 1x1 layer is one row".into());
+        }
+        // Rows do not matter to a 1×1 layer: the image is one long one.
+        let (mut source, mut result) = geometry.source_and_result();
+        if geometry.is_pointwise() {
+            (source, result) = ([1, source[0] * source[1]], [1, result[0] * result[1]]);
+        }
+        let [stride, across] = if forward { [1, 1] } else { p.stride() };
+        if !width.is_multiple_of(across)
+            || !result[1].is_multiple_of(width)
+            || !source[1].is_multiple_of(width / across)
+        {
+            return Err(format!("rows of {} and {} are not whole vectors of {width}", source[1], result[1]));
+        }
+        if !strip.is_multiple_of(stride) {
+            return Err(format!("a strip of {strip} rows is not a multiple of the stride {stride}"));
+        }
+        let direct = Direct { geometry, forward, block_rows, width, strip, source, result };
+        direct.fits_registers().map(|()| direct)
+    }
+
+    fn fits_registers(&self) -> Result<(), String> {
+        let p = &self.geometry.problem;
+        // Rows and columns of the source that a thread has in registers: one channel of them.
+        let [lines, columns] = [(0, self.strip), (1, self.width)].map(|(axis, count)| {
+            let (reach, stride) = ((p.kernel()[axis] - 1) * p.dilation()[axis], p.stride()[axis]);
+            if self.forward { (count - 1) * stride + reach + 1 } else { (count + reach).div_ceil(stride) + 1 }
+        });
+        let (taps, sums) = (self.geometry.taps(), self.block_rows * self.width * self.strip);
+        if sums * taps > MOST_UNROLLED {
+            return Err(format!("{taps} taps of {sums} sums are too many to unroll"));
+        }
+        let numbers = sums + columns * lines;
+        if numbers > 116 { Err(format!("{numbers} numbers are more than registers are set aside for")) } else { Ok(()) }
+    }
+
+    fn constants(&self, planes: bool) -> Vec<(&'static str, i64)> {
+        let geometry = self.geometry;
+        let is_specialised = geometry.form == Form::Specialised;
+        let (reduced, rows) = geometry.reduced_and_rows();
+        // Whole groups of four channels, which 1×1 layers read at once.
+        let chunk = (LDS_BYTES / (geometry.taps() * self.block_rows * 4) / 4 * 4).max(4);
+        let chunk = if is_specialised { chunk.min(reduced) } else { chunk };
+        let mut constants = geometry.constants();
+        constants.push(("DIRECTION", i64::from(!self.forward)));
+        if is_specialised {
+            constants.push(("REDUCED", reduced as i64));
+        }
+        // A thread that has all of a pixel's channels receives their number.
+        if is_specialised || geometry.channels_last() {
+            constants.extend([("GROUPS", geometry.problem.groups() as i64), ("ROWS", rows as i64)]);
+        }
+        constants.extend(geometry.window_constants());
+        constants.extend([
+            ("WIDTH", self.width as i64),
+            ("STRIP", self.strip as i64),
+            ("BLOCK_ROWS", self.block_rows as i64),
+            ("CHUNK", chunk as i64),
+            ("PLANES", i64::from(planes)),
+        ]);
+        constants
+    }
+}
+
+pub(crate) fn direct(geometry: &Geometry, thread: [u32; 3], splits: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
-    let forward = match p.direction() {
-        Direction::Forward => true,
-        Direction::BackwardData => false,
-        Direction::BackwardWeights => return Err("direct is for forward and backward-data".into()),
-    };
-    let channels_last = geometry.channels_last();
-    let (block_rows, width, strip) = (block_rows as usize, width as usize, strip as usize);
-    if !block_rows.is_multiple_of(4) || ![2, 4].contains(&width) || !(4..=64).contains(&(block_rows * width * strip)) {
-        return Err(format!("{block_rows} channels, {width} columns and {strip} rows are not what it is built for"));
-    }
-    if p.groups() as u64 > MAX_GRID_YZ {
-        return Err(format!("{} groups are too many for one grid", p.groups()));
-    }
+    let direct = Direct::new(geometry, thread)?;
     let (reduced, rows) = geometry.reduced_and_rows();
-    if channels_last && (forward || p.groups() > 1 || rows > MOST_CHANNELS_LAST) {
-        return Err("in NHWC direct is for gradients of images with few channels".into());
-    }
-    let pointwise = geometry.is_pointwise();
-    if pointwise && strip != 1 {
-        return Err("an image of a 1x1 layer is one row".into());
-    }
-    // Rows do not matter to a 1×1 layer: the image is one long one.
-    let (mut source, mut result) = geometry.source_and_result();
-    if pointwise {
-        (source, result) = ([1, source[0] * source[1]], [1, result[0] * result[1]]);
-    }
-    let [stride, dilation] = [p.stride()[0], p.dilation()[0]];
-    let narrower = if forward { 1 } else { p.stride()[1] };
-    if !width.is_multiple_of(narrower)
-        || !result[1].is_multiple_of(width)
-        || !source[1].is_multiple_of(width / narrower)
-    {
-        return Err(format!("rows of {} and {} are not whole vectors of {width}", source[1], result[1]));
-    }
-    if !forward && !strip.is_multiple_of(stride) {
-        return Err(format!("a strip of {strip} rows is not a multiple of the stride {stride}"));
-    }
-    // Columns and rows of the source that a thread has in registers: one channel of them.
-    let (columns, lines) = if forward {
-        (
-            (width - 1) * p.stride()[1] + (p.kernel()[1] - 1) * p.dilation()[1] + 1,
-            (strip - 1) * stride + (p.kernel()[0] - 1) * dilation + 1,
-        )
-    } else {
-        (
-            (width + (p.kernel()[1] - 1) * p.dilation()[1]).div_ceil(p.stride()[1]) + 1,
-            (strip + (p.kernel()[0] - 1) * dilation).div_ceil(stride) + 1,
-        )
-    };
-    let sums = block_rows * width * strip;
-    if sums * geometry.taps() > MOST_UNROLLED {
-        return Err(format!("{} taps of {sums} sums are too many to unroll", geometry.taps()));
-    }
-    if sums + columns * lines > 116 {
-        return Err(format!("{} numbers are more than registers are set aside for", sums + columns * lines));
-    }
-    // Whole groups of four channels, which 1×1 layers read at once.
-    let chunk = (LDS_BYTES / (geometry.taps() * block_rows * 4) / 4 * 4).max(4);
-    let chunk = if geometry.form == Form::General { chunk } else { chunk.min(reduced) };
-    let strips = result[0].div_ceil(strip);
-    let threads = p.batch() * strips * (result[1] / width);
-    let blocks = (threads as u64).div_ceil(128).max(1) * rows.div_ceil(block_rows) as u64;
+    let (strips, vectors) = (direct.result[0].div_ceil(direct.strip), direct.result[1] / direct.width);
+    let (threads, row_blocks) = (p.batch() * strips * vectors, rows.div_ceil(direct.block_rows));
+    let blocks = (threads as u64).div_ceil(128).max(1) * row_blocks as u64;
     if blocks > i32::MAX as u64 {
         return Err(format!("{blocks} workgroups are more than a grid has"));
     }
-    let mut constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("CHANNELS_LAST", i64::from(channels_last)),
-        ("DIRECTION", i64::from(!forward)),
-    ];
-    if geometry.form == Form::Specialised {
-        constants.push(("REDUCED", reduced as i64));
-    }
-    // A thread that has all of a pixel's channels receives their number.
-    if geometry.form == Form::Specialised || channels_last {
-        constants.extend([("GROUPS", p.groups() as i64), ("ROWS", rows as i64)]);
-    }
-    constants.extend(geometry.window_constants());
-    constants.extend([
-        ("WIDTH", width as i64),
-        ("STRIP", strip as i64),
-        ("BLOCK_ROWS", block_rows as i64),
-        ("CHUNK", chunk as i64),
-    ]);
     // Parts are whole quads of channels: 1×1 layers read four at once.
     let per_split = reduced.div_ceil(splits.max(1) as usize).next_multiple_of(4).min(reduced);
     let splits = reduced.div_ceil(per_split);
@@ -106,46 +124,41 @@ pub(crate) fn direct(
     if planes {
         geometry.refuse_general()?;
     }
-    constants.push(("PLANES", i64::from(planes)));
     let (mut workspace, mut stages) = (Workspace::default(), Vec::new());
-    let source_pointer = if channels_last {
+    let source = if geometry.channels_last() {
         let [_, channels, h, w] = p.operand_shapes()[0];
-        let bytes = (p.batch() * channels * h * w * p.data_type().size()) as u64;
-        let turned = Pointer::Workspace(workspace.take(bytes));
+        let turned = workspace.take((p.batch() * channels * h * w * p.data_type().size()) as u64);
         stages.push(turn(geometry, [h * w, channels], geometry.first, turned)?);
         turned
     } else {
         geometry.first
     };
-    let (bias, result_pointer) = match planes {
-        true => (Pointer::Null, Pointer::Workspace(workspace.take(splits as u64 * geometry.result_elements() * 4))),
+    let (bias, result) = match planes {
+        true => (Pointer::Null, workspace.take(splits as u64 * geometry.result_elements() * 4)),
         false => (Pointer::Bias, Pointer::Result),
     };
-    let stage = Stage {
-        kernel: Kernel { source: SourceFile::Direct, entry: "direct", constants },
+    stages.push(Stage {
+        kernel: Kernel { source: SourceFile::Direct, entry: "direct", constants: direct.constants(planes) },
         grid: [blocks as u32, p.groups() as u32, splits as u32],
         block: 128,
-        pointers: vec![geometry.second, source_pointer, bias, result_pointer],
+        pointers: vec![geometry.second, source, bias, result],
         shape: DirectShape {
             batch: int(p.batch()),
-            source_h: int(source[0]),
-            source_w: int(source[1]),
-            result_h: int(result[0]),
-            result_w: int(result[1]),
+            source: ints(direct.source),
+            result: ints(direct.result),
             groups: int(p.groups()),
             reduced: int(reduced),
             rows: int(rows),
             threads: int(threads),
             channels_per_split: int(per_split),
-            by_width: Divisor::new(result[1] / width),
+            by_width: Divisor::new(vectors),
             by_strips: Divisor::new(strips),
-            by_row_blocks: Divisor::new(rows.div_ceil(block_rows)),
+            by_row_blocks: Divisor::new(row_blocks),
         }
         .into(),
-    };
-    stages.push(stage);
+    });
     if planes {
-        stages.push(reduce(geometry, splits as u32, &[], result_pointer));
+        stages.push(reduce(geometry, splits as u32, &[], result));
     }
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
@@ -162,9 +175,8 @@ pub(super) fn turn(
     if grid[1..].iter().any(|&blocks| blocks as u64 > MAX_GRID_YZ) {
         return Err(format!("{} images of {columns} channels are too many for one grid", p.batch()));
     }
-    let constants = vec![("TYPE", type_number(p.data_type()))];
     Ok(Stage {
-        kernel: Kernel { source: SourceFile::Support, entry: "turn", constants },
+        kernel: geometry.kernel(SourceFile::Support, "turn"),
         grid: grid.map(|blocks| blocks as u32),
         block: 256,
         pointers: vec![from, to],

@@ -9,20 +9,13 @@ pub(crate) fn pack(
     tile: Tile,
     flat: bool,
     filter: Pointer,
-) -> (impl FnOnce(u64) -> Stage + use<>, u64) {
+) -> (impl FnOnce(Pointer) -> Stage + use<>, u64) {
     let p = &geometry.problem;
     let (reduced, rows) = geometry.reduced_and_rows();
     let taps = geometry.taps();
     let padded_rows = rows.next_multiple_of(tile.rows);
     let forward = p.direction() == Direction::Forward;
-    // Where an element is in a group's filter: row, channel summed over, tap.
-    let strides = match (forward, geometry.channels_last()) {
-        _ if flat => [taps * reduced, 1, 1],
-        (true, false) => [taps * reduced, taps, 1],
-        (true, true) => [taps * reduced, 1, reduced],
-        (false, false) => [taps, taps * rows, 1],
-        (false, true) => [1, taps * rows, rows],
-    };
+    let strides = if flat { [taps * reduced, 1, 1] } else { geometry.filter_strides() };
     let (reduced, taps) = if flat { (reduced * taps, 1) } else { (reduced, taps) };
     let padded_reduced = reduced.next_multiple_of(tile.depth);
     let shape = PackShape {
@@ -43,11 +36,11 @@ pub(crate) fn pack(
         true => ("pack_across", (taps * padded_reduced).div_ceil(32) * padded_rows.div_ceil(32)),
         false => ("pack", (padded_reduced * padded_rows).div_ceil(256)),
     };
-    let stage = move |at: u64| Stage {
-        kernel: Kernel { source: SourceFile::Support, entry, constants: vec![("TYPE", type_number(data_type))] },
+    let stage = move |to: Pointer| Stage {
+        kernel: Kernel::of_type(SourceFile::Support, entry, data_type),
         grid: [blocks as u32, groups as u32, 1],
         block: 256,
-        pointers: vec![filter, Pointer::Workspace(at)],
+        pointers: vec![filter, to],
         shape: shape.into(),
     };
     (stage, bytes)
@@ -141,21 +134,17 @@ pub(super) fn tile_constants(tile: Tile, pad_a: bool, pad_b: bool) -> Vec<(&'sta
     ]
 }
 
-pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4]) -> Result<Stage, String> {
+fn gemm_constants(geometry: &Geometry, part: &GemmPart) -> Vec<(&'static str, i64)> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let (reduced, rows) = geometry.reduced_and_rows();
-    let (source, result) = geometry.source_and_result();
+    let ([height, width], _) = geometry.source_and_result();
     let channels_last = geometry.channels_last();
     let is_product = geometry.is_pointwise() || part.spread;
-    let pointwise = is_product && !channels_last && !part.flat && (source[0] * source[1]).is_multiple_of(4);
-    let stride = if forward { [1, 1] } else { p.stride() };
-    let phases = if part.spread { 1 } else { stride[0] * stride[1] };
-    // The largest phase; smaller ones leave early.
-    let columns = p.batch() as u64 * result[0].div_ceil(stride[0]) as u64 * result[1].div_ceil(stride[1]) as u64;
+    let pointwise = is_product && !channels_last && !part.flat && (height * width).is_multiple_of(4);
     // Across in LDS: what is read along the reduction.
     let across = !part.packed && (forward || !channels_last);
-    let mut constants = vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(channels_last))];
+    let mut constants = geometry.constants();
     constants.extend(tile_constants(part.tile, across, channels_last));
     constants.extend([
         ("PACKED", i64::from(part.packed)),
@@ -188,6 +177,18 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
     if part.spread {
         constants.push(("SPREAD", 1));
     }
+    constants
+}
+
+pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4]) -> Result<Stage, String> {
+    let p = &geometry.problem;
+    let forward = p.direction() == Direction::Forward;
+    let (reduced, rows) = geometry.reduced_and_rows();
+    let (source, result) = geometry.source_and_result();
+    let stride = if forward { [1, 1] } else { p.stride() };
+    let phases = if part.spread { 1 } else { stride[0] * stride[1] };
+    // The largest phase; smaller ones leave early.
+    let columns = p.batch() as u64 * result[0].div_ceil(stride[0]) as u64 * result[1].div_ceil(stride[1]) as u64;
     let row_tiles = rows.div_ceil(part.tile.rows);
     let tiles = row_tiles as u64 * columns.div_ceil(part.tile.columns as u64);
     if tiles > i32::MAX as u64 {
@@ -198,38 +199,27 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
     let one_phase = if part.spread { source } else { result };
     let shape = GemmShape {
         batch: int(p.batch()),
-        source_h: int(source[0]),
-        source_w: int(source[1]),
-        result_h: int(result[0]),
-        result_w: int(result[1]),
+        source: ints(source),
+        result: ints(result),
         groups: int(p.groups()),
         reduced: int(reduced),
         rows: int(rows),
-        filter_h: int(p.kernel()[0]),
-        filter_w: int(p.kernel()[1]),
-        stride_h: int(p.stride()[0]),
-        stride_w: int(p.stride()[1]),
-        pad_h: int(p.padding()[0]),
-        pad_w: int(p.padding()[1]),
-        dilation_h: int(p.dilation()[0]),
-        dilation_w: int(p.dilation()[1]),
+        filter: ints(p.kernel()),
+        stride: ints(p.stride()),
+        pad: ints(p.padding()),
+        dilation: ints(p.dilation()),
         backward: i32::from(!forward),
-        phases_h: int(stride[0]),
-        phases_w: int(stride[1]),
-        source_step_h: axes[0].source_step,
-        source_step_w: axes[1].source_step,
-        source_tap_h: axes[0].source_tap,
-        source_tap_w: axes[1].source_tap,
-        tap_step_h: axes[0].tap_step,
-        tap_step_w: axes[1].tap_step,
+        phases: ints(stride),
+        source_step: axes.map(|axis| axis.source_step),
+        source_tap: axes.map(|axis| axis.source_tap),
+        tap_step: axes.map(|axis| axis.tap_step),
         steps_per_split: part.steps_per_split,
         planes: i32::from(part.planes),
         skip_empty: i32::from(part.skip_empty),
         by_row_tiles: Divisor::new(row_tiles),
         by_phases: Divisor::new(phases),
         by_phases_w: Divisor::new(stride[1]),
-        by_stride_h: Divisor::new(p.stride()[0]),
-        by_stride_w: Divisor::new(p.stride()[1]),
+        by_stride: divisors(p.stride()),
         by_taps: Divisor::new(geometry.taps()),
         by_filter_w: Divisor::new(p.kernel()[1]),
         by_reduced: Divisor::new(reduced),
@@ -237,7 +227,7 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
         by_width: Divisor::new(one_phase[1]),
     };
     Ok(Stage {
-        kernel: Kernel { source: SourceFile::Gemm, entry: "gemm", constants },
+        kernel: Kernel { source: SourceFile::Gemm, entry: "gemm", constants: gemm_constants(geometry, part) },
         grid: [tiles as u32, (phases * p.groups()) as u32, part.splits],
         block: part.tile.threads() as u32,
         pointers: pointers.to_vec(),
@@ -246,6 +236,7 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
 }
 
 /// One axis of forward or backward-data, as `phases.cuh` has it.
+#[derive(Clone, Copy)]
 struct PhaseAxis {
     /// From one pixel's window to the next.
     source_step: i32,
@@ -296,11 +287,7 @@ pub(crate) fn reduce(geometry: &Geometry, planes: u32, by_phase: &[u32], from: P
         i32::from_le_bytes(bytes)
     };
     Stage {
-        kernel: Kernel {
-            source: SourceFile::Support,
-            entry: "reduce",
-            constants: vec![("TYPE", type_number(p.data_type()))],
-        },
+        kernel: geometry.kernel(SourceFile::Support, "reduce"),
         grid: grid_x(elements, 256),
         block: 256,
         pointers: vec![from, Pointer::Bias, Pointer::Result],
@@ -308,16 +295,12 @@ pub(crate) fn reduce(geometry: &Geometry, planes: u32, by_phase: &[u32], from: P
             elements: int(elements as usize),
             planes: planes as i32,
             phases: int(by_phase.len().max(1)),
-            planes_0: word(0),
-            planes_1: word(1),
-            planes_2: word(2),
-            planes_3: word(3),
+            planes_of_phases: [0, 1, 2, 3].map(word),
             by_channel_elements: Divisor::new(if geometry.channels_last() { 1 } else { h * w }),
             by_channels: Divisor::new(channels),
             by_height: Divisor::new(h),
             by_width: Divisor::new(w),
-            by_stride_h: Divisor::new(p.stride()[0]),
-            by_stride_w: Divisor::new(p.stride()[1]),
+            by_stride: divisors(p.stride()),
         }
         .into(),
     }

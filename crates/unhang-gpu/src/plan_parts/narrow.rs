@@ -8,11 +8,7 @@ const NARROW_LDS_BYTES: usize = 16 << 10;
 
 pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
-    let forward = match p.direction() {
-        Direction::Forward => true,
-        Direction::BackwardData => false,
-        Direction::BackwardWeights => return Err("narrow is for forward and backward-data".into()),
-    };
+    let forward = geometry.is_forward("narrow")?;
     geometry.refuse_general()?;
     let (reduced, rows) = geometry.reduced_and_rows();
     if rows > 4 {
@@ -58,15 +54,8 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<LaunchPlan, Stri
         grid: [threads.div_ceil(128).max(1) as u32, (phases * p.groups()) as u32, 1],
         block: 128,
         pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
-        shape: NarrowShape {
-            batch: int(p.batch()),
-            source_h: int(source[0]),
-            source_w: int(source[1]),
-            result_h: int(result[0]),
-            result_w: int(result[1]),
-            strips: int(strips),
-        }
-        .into(),
+        shape: NarrowShape { batch: int(p.batch()), source: ints(source), result: ints(result), strips: int(strips) }
+            .into(),
     };
     Ok(LaunchPlan { stages: vec![stage], workspace_bytes: 0 })
 }

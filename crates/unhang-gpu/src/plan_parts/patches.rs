@@ -42,29 +42,21 @@ pub(crate) fn patched(
     let ([grid_h, grid_w], [_, filter_w]) = (p.out_size(), p.kernel());
     let patch = p.in_channels() * geometry.taps();
     let elements = p.batch() * grid_h * grid_w * patch;
-    let first = Pointer::Workspace(workspace.take((elements * p.data_type().size()) as u64));
+    let first = workspace.take((elements * p.data_type().size()) as u64);
     let shape = PatchShape {
         elements: int(elements),
-        image_h: int(p.in_size()[0]),
-        image_w: int(p.in_size()[1]),
+        image: ints(p.in_size()),
         channels: int(p.in_channels()),
         channels_last: i32::from(geometry.channels_last()),
-        stride_h: int(p.stride()[0]),
-        stride_w: int(p.stride()[1]),
-        pad_h: int(p.padding()[0]),
-        pad_w: int(p.padding()[1]),
+        stride: ints(p.stride()),
+        pad: ints(p.padding()),
         by_patch: Divisor::new(patch),
-        by_grid_h: Divisor::new(grid_h),
-        by_grid_w: Divisor::new(grid_w),
+        by_grid: divisors(p.out_size()),
         by_inner: Divisor::new(if geometry.channels_last() { p.in_channels() } else { geometry.taps() }),
         by_filter_w: Divisor::new(filter_w),
     };
     stages.push(Stage {
-        kernel: Kernel {
-            source: SourceFile::Support,
-            entry: "patch",
-            constants: vec![("TYPE", type_number(p.data_type()))],
-        },
+        kernel: geometry.kernel(SourceFile::Support, "patch"),
         grid: grid_x(elements as u64, 256),
         block: 256,
         pointers: vec![geometry.first, first],
@@ -90,7 +82,7 @@ pub(crate) fn patches(geometry: &Geometry, product: Problem, tile: Tile, splits:
         let (stage, bytes) = pack(&product, tile, false, product.second);
         let at = workspace.take(bytes);
         stages.push(stage(at));
-        Pointer::Workspace(at)
+        at
     } else {
         product.second
     };
@@ -98,7 +90,7 @@ pub(crate) fn patches(geometry: &Geometry, product: Problem, tile: Tile, splits:
     let per_split = steps.div_ceil(u64::from(splits.max(1))).max(1);
     let splits = steps.div_ceil(per_split).max(1);
     let plane_elements = product.result_elements();
-    let planes = Pointer::Workspace(workspace.take(splits * plane_elements * 4));
+    let planes = workspace.take(splits * plane_elements * 4);
     let part = GemmPart {
         tile,
         packed,
@@ -118,31 +110,23 @@ pub(crate) fn patches(geometry: &Geometry, product: Problem, tile: Tile, splits:
 fn unpatch(geometry: &Geometry, planes: usize, plane_elements: usize, from: Pointer) -> Stage {
     let p = &geometry.problem;
     let elements = geometry.result_elements();
-    let ([image_h, image_w], [grid_h, grid_w]) = (p.in_size(), p.out_size());
+    let [image_h, image_w] = p.in_size();
     let shape = UnpatchShape {
         elements: int(elements as usize),
         planes: int(planes),
         plane_elements: int(plane_elements),
         channels: int(p.in_channels()),
-        grid_h: int(grid_h),
-        grid_w: int(grid_w),
-        filter_h: int(p.kernel()[0]),
-        filter_w: int(p.kernel()[1]),
-        pad_h: int(p.padding()[0]),
-        pad_w: int(p.padding()[1]),
+        grid: ints(p.out_size()),
+        filter: ints(p.kernel()),
+        pad: ints(p.padding()),
         channels_last: i32::from(geometry.channels_last()),
         by_width: Divisor::new(image_w),
         by_height: Divisor::new(image_h),
         by_channels: Divisor::new(p.in_channels()),
-        by_stride_h: Divisor::new(p.stride()[0]),
-        by_stride_w: Divisor::new(p.stride()[1]),
+        by_stride: divisors(p.stride()),
     };
     Stage {
-        kernel: Kernel {
-            source: SourceFile::Support,
-            entry: "unpatch",
-            constants: vec![("TYPE", type_number(p.data_type()))],
-        },
+        kernel: geometry.kernel(SourceFile::Support, "unpatch"),
         grid: grid_x(elements, 256),
         block: 256,
         pointers: vec![from, Pointer::Bias, Pointer::Result],

@@ -5,10 +5,8 @@ use super::*;
 pub(crate) fn plain(geometry: &Geometry) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let (entry, pointers) = match p.direction() {
-        Direction::Forward => ("plain_forward", vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result]),
-        Direction::BackwardData => {
-            ("plain_backward_data", vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result])
-        }
+        Direction::Forward => ("plain_forward", geometry.operands()),
+        Direction::BackwardData => ("plain_backward_data", geometry.operands()),
         Direction::BackwardWeights => {
             ("plain_backward_weights", vec![geometry.first, geometry.second, Pointer::Result])
         }
@@ -26,21 +24,15 @@ pub(crate) fn plain(geometry: &Geometry) -> Result<LaunchPlan, String> {
         groups: int(p.groups()),
         channels: int(p.in_channels() / p.groups()),
         rows: int(p.out_channels() / p.groups()),
-        input_h: int(p.in_size()[0]),
-        input_w: int(p.in_size()[1]),
-        output_h: int(p.out_size()[0]),
-        output_w: int(p.out_size()[1]),
-        filter_h: int(p.kernel()[0]),
-        filter_w: int(p.kernel()[1]),
-        stride_h: int(p.stride()[0]),
-        stride_w: int(p.stride()[1]),
-        pad_h: int(p.padding()[0]),
-        pad_w: int(p.padding()[1]),
-        dilation_h: int(p.dilation()[0]),
-        dilation_w: int(p.dilation()[1]),
+        input: ints(p.in_size()),
+        output: ints(p.out_size()),
+        filter: ints(p.kernel()),
+        stride: ints(p.stride()),
+        pad: ints(p.padding()),
+        dilation: ints(p.dilation()),
         channels_last: i32::from(geometry.channels_last()),
     };
-    let kernel = Kernel { source: SourceFile::Plain, entry, constants: vec![("TYPE", type_number(p.data_type()))] };
+    let kernel = geometry.kernel(SourceFile::Plain, entry);
     let stage = Stage { kernel, grid: [groups as u32, 1, 1], block: 256, pointers, shape: shape.into() };
     Ok(LaunchPlan { stages: vec![stage], workspace_bytes: 0 })
 }

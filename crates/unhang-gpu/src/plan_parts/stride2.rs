@@ -1,5 +1,6 @@
 //! Launches of Winograd for 3×3 filters of stride 2: transforms around a batch of products, as `winograd_stride2.cu` has them.
 
+use super::winograd::Launches;
 use super::*;
 use crate::shapes::{Shape, Stride2FilterShape, Stride2Shape, Stride2WeightsShape};
 
@@ -54,20 +55,8 @@ fn nested(mut stage: Stage, nested: Nested) -> Stage {
     stage
 }
 
-/// What all launches share.
-struct Launches<'a> {
-    geometry: &'a Geometry,
-    all_tiles: usize,
-    padded: usize,
-    tiles: [usize; 2],
-}
-
 impl Launches<'_> {
-    fn bytes(&self, channels: usize) -> u64 {
-        (PLACES * channels * self.padded * 4) as u64
-    }
-
-    fn shape(&self, channels: usize, size: [usize; 2], begin: [i32; 2]) -> Shape {
+    fn stride2_shape(&self, channels: usize, size: [usize; 2], begin: [i32; 2]) -> Shape {
         Stride2Shape {
             batch: int(self.geometry.problem.batch()),
             channels: int(channels),
@@ -75,8 +64,7 @@ impl Launches<'_> {
             width: int(size[1]),
             tiles: int(self.all_tiles),
             padded_tiles: int(self.padded),
-            begin_h: begin[0],
-            begin_w: begin[1],
+            begin,
             by_image: Divisor::new(self.tiles[0] * self.tiles[1]),
             by_width: Divisor::new(self.tiles[1]),
             by_lane: Divisor::new(if self.geometry.channels_last() { channels } else { self.padded }),
@@ -84,43 +72,28 @@ impl Launches<'_> {
         .into()
     }
 
-    fn stage(&self, entry: &'static str, threads: usize, phases: usize, pointers: Vec<Pointer>, shape: Shape) -> Stage {
-        let constants = vec![
-            ("TYPE", type_number(self.geometry.problem.data_type())),
-            ("CHANNELS_LAST", i64::from(self.geometry.channels_last())),
-        ];
+    fn stride2_stage(
+        &self,
+        entry: &'static str,
+        threads: usize,
+        phases: usize,
+        pointers: Vec<Pointer>,
+        shape: Shape,
+    ) -> Stage {
         Stage {
-            kernel: Kernel { source: SourceFile::WinogradStride2, entry, constants },
+            kernel: Kernel { source: SourceFile::WinogradStride2, entry, constants: self.geometry.constants() },
             grid: [threads.div_ceil(128) as u32, phases as u32, 1],
             block: 128,
             pointers,
             shape,
         }
     }
-
-    /// The batch of products as a 1×1 convolution with a group for each place.
-    fn products(&self, reduced: usize, rows: usize, direction: Direction) -> Result<Geometry, String> {
-        let specification = unhang_conv::Specification {
-            batch: 1,
-            in_channels: (PLACES * reduced) as i64,
-            out_channels: (PLACES * rows) as i64,
-            in_size: [1, self.padded as i64],
-            groups: PLACES as i64,
-            direction,
-            layout: self.geometry.problem.layout(),
-            ..unhang_conv::Specification::default()
-        };
-        let problem = Problem::new(specification).map_err(|error| error.to_string())?;
-        Ok(Geometry { problem, first: Pointer::Null, second: Pointer::Null, form: self.geometry.form })
-    }
 }
 
 pub(crate) fn stride2_winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     geometry.refuse_general()?;
     let p = &geometry.problem;
-    let tiles = stride2_tiles(p);
-    let all_tiles = p.batch() * tiles[0] * tiles[1];
-    let launches = Launches { geometry, all_tiles, padded: all_tiles.next_multiple_of(4), tiles };
+    let launches = Launches::new(geometry, PLACES, stride2_tiles(p));
     let largest = (PHASES * p.in_channels()).max(p.out_channels());
     if launches.bytes(largest) > MAX_TENSOR_BYTES {
         return Err("the transformed tensors are beyond the 32-bit offsets of the fast kernels".into());
@@ -141,9 +114,9 @@ fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<LaunchPlan, Str
     let products = launches.products(reduced, rows, Direction::Forward)?;
     let padded_rows = rows.next_multiple_of(tile.rows);
     let mut workspace = Workspace::default();
-    let filter = Pointer::Workspace(workspace.take((PLACES * padded_rows * reduced * 4) as u64));
-    let source = Pointer::Workspace(workspace.take(launches.bytes(reduced)));
-    let sums = Pointer::Workspace(workspace.take(launches.bytes(rows)));
+    let filter = workspace.take((PLACES * padded_rows * reduced * 4) as u64);
+    let source = workspace.take(launches.bytes(reduced));
+    let sums = workspace.take(launches.bytes(rows));
     let [row_elements, channel_elements, tap_elements] =
         if geometry.channels_last() { [9 * channels, 1, channels] } else { [9 * channels, 9, 1] };
     let filter_lanes = if forward { padded_rows } else { channels };
@@ -161,13 +134,13 @@ fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<LaunchPlan, Str
     let part = GemmPart::of_products(&products, tile);
     let multiply = gemm(&products, &part, [filter, source, Pointer::Null, sums])?;
     let transform = |entry, phases, channels: usize, size, begin| {
-        let shape = launches.shape(channels, size, begin);
-        launches.stage(entry, channels * launches.padded, phases, vec![geometry.first, source], shape)
+        let shape = launches.stride2_shape(channels, size, begin);
+        launches.stride2_stage(entry, channels * launches.padded, phases, vec![geometry.first, source], shape)
     };
     let finish = |entry, phases, channels: usize, size, begin| {
-        let shape = launches.shape(channels, size, begin);
+        let shape = launches.stride2_shape(channels, size, begin);
         let pointers = vec![sums, Pointer::Bias, Pointer::Result];
-        launches.stage(entry, channels * launches.padded, phases, pointers, shape)
+        launches.stride2_stage(entry, channels * launches.padded, phases, pointers, shape)
     };
     let pad = p.padding().map(int);
     let first = p.padding().map(|pad| int(first_even(pad)));
@@ -183,7 +156,13 @@ fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<LaunchPlan, Str
         )
     };
     let stages = vec![
-        launches.stage("stride2_filter", filter_threads, PHASES, vec![geometry.second, filter], filter_shape.into()),
+        launches.stride2_stage(
+            "stride2_filter",
+            filter_threads,
+            PHASES,
+            vec![geometry.second, filter],
+            filter_shape.into(),
+        ),
         before,
         nested(multiply, if forward { Nested::Reduction } else { Nested::Side }),
         after,
@@ -201,27 +180,27 @@ fn stride2_weights(launches: &Launches<'_>, tile: Tile, splits: u32) -> Result<L
     let per_split = steps.div_ceil(u64::from(splits.max(1)));
     let splits = steps.div_ceil(per_split);
     let mut workspace = Workspace::default();
-    let source = Pointer::Workspace(workspace.take(launches.bytes(columns)));
-    let gradient = Pointer::Workspace(workspace.take(launches.bytes(rows)));
-    let planes = Pointer::Workspace(workspace.take(splits * (PLACES * rows * columns * 4) as u64));
+    let source = workspace.take(launches.bytes(columns));
+    let gradient = workspace.take(launches.bytes(rows));
+    let planes = workspace.take(splits * (PLACES * rows * columns * 4) as u64);
     let padded = launches.padded;
     let stages = vec![
-        launches.stage(
+        launches.stride2_stage(
             "stride2_input",
             channels * padded,
             2,
             vec![geometry.first, source],
-            launches.shape(channels, p.in_size(), p.padding().map(|pad| -int(pad))),
+            launches.stride2_shape(channels, p.in_size(), p.padding().map(|pad| -int(pad))),
         ),
-        launches.stage(
+        launches.stride2_stage(
             "stride2_gradient",
             rows * padded,
             1,
             vec![geometry.second, gradient],
-            launches.shape(rows, p.out_size(), [0, 0]),
+            launches.stride2_shape(rows, p.out_size(), [0, 0]),
         ),
         nested(weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]), Nested::Side),
-        launches.stage(
+        launches.stride2_stage(
             "stride2_weights",
             rows * channels,
             PHASES,

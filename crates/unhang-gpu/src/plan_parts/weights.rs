@@ -14,7 +14,7 @@ pub(crate) fn weights(
     let (channels, rows) = (p.in_channels() / p.groups(), p.out_channels() / p.groups());
     let channels_last = geometry.channels_last();
     let reads = WeightsReads::new(geometry, tile);
-    let mut constants = vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(channels_last))];
+    let mut constants = geometry.constants();
     constants.extend(tile_constants(tile, !channels_last, !channels_last));
     constants.extend([
         ("GRADIENT_QUADS", i64::from(reads.gradient_quads)),
@@ -34,21 +34,15 @@ pub(crate) fn weights(
     let (source, gradient) = (p.in_size(), p.out_size());
     let shape = WeightsShape {
         batch: int(p.batch()),
-        source_h: int(source[0]),
-        source_w: int(source[1]),
-        gradient_h: int(gradient[0]),
-        gradient_w: int(gradient[1]),
+        source: ints(source),
+        gradient: ints(gradient),
         groups: int(p.groups()),
         channels: int(channels),
         rows: int(rows),
-        filter_h: int(p.kernel()[0]),
-        filter_w: int(p.kernel()[1]),
-        stride_h: int(p.stride()[0]),
-        stride_w: int(p.stride()[1]),
-        pad_h: int(p.padding()[0]),
-        pad_w: int(p.padding()[1]),
-        dilation_h: int(p.dilation()[0]),
-        dilation_w: int(p.dilation()[1]),
+        filter: ints(p.kernel()),
+        stride: ints(p.stride()),
+        pad: ints(p.padding()),
+        dilation: ints(p.dilation()),
         steps_per_split,
         by_image: Divisor::new(gradient[0] * gradient[1]),
         by_row: Divisor::new(gradient[1]),
@@ -94,7 +88,7 @@ pub(super) fn turn_over(
 ) -> Result<Pointer, String> {
     let p = &geometry.problem;
     let bytes = p.batch() * channels * height * width * p.data_type().size();
-    let to = Pointer::Workspace(workspace.take(bytes as u64));
+    let to = workspace.take(bytes as u64);
     stages.push(direct::turn(geometry, [channels, height * width], from, to)?);
     Ok(to)
 }
@@ -146,7 +140,7 @@ pub(crate) fn reduce_weights(geometry: &Geometry, planes: u32, from: Pointer) ->
         ("reduce_weights", grid_x(elements, 32))
     };
     Stage {
-        kernel: Kernel { source: SourceFile::Support, entry, constants: vec![("TYPE", type_number(p.data_type()))] },
+        kernel: geometry.kernel(SourceFile::Support, entry),
         grid,
         block: 256,
         pointers: vec![from, Pointer::Result],

@@ -7,11 +7,7 @@ use crate::shapes::Shape;
 /// Winograd F(2×2, 3×3) in one kernel, behind the transform of the filter.
 pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
-    let forward = match p.direction() {
-        Direction::Forward => true,
-        Direction::BackwardData => false,
-        Direction::BackwardWeights => return Err("fused is for forward and backward-data".into()),
-    };
+    let forward = geometry.is_forward("fused")?;
     let is_plain = p.kernel() == [3, 3] && p.dilation() == [1, 1] && p.groups() == 1;
     if !is_winograd(p) || !is_plain || geometry.channels_last() {
         return Err("fused is for NCHW, 3x3 filters of stride and dilation 1, without groups, \
@@ -34,7 +30,7 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> 
     if filter_bytes > MAX_TENSOR_BYTES {
         return Err("the transformed filter is beyond the 32-bit offsets of the fast kernels".into());
     }
-    let filter = Pointer::Workspace(workspace.take(filter_bytes));
+    let filter = workspace.take(filter_bytes);
     let strides = if forward { [9 * reduced, 9] } else { [9, 9 * rows] };
     let kernel = |entry| Kernel { source: SourceFile::WinogradFused, entry, constants: constants.clone() };
     let stages = vec![
@@ -60,14 +56,11 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> 
             pointers: vec![filter, geometry.first, Pointer::Bias, Pointer::Result],
             shape: FusedShape {
                 batch: int(p.batch()),
-                source_h: int(source[0]),
-                source_w: int(source[1]),
-                result_h: int(result[0]),
-                result_w: int(result[1]),
+                source: ints(source),
+                result: ints(result),
                 reduced: int(reduced),
                 rows: int(rows),
-                pad_h: int(pad[0]),
-                pad_w: int(pad[1]),
+                pad: ints(pad),
                 tiles: int(all_tiles),
                 by_image: Divisor::new(tiles[0] * tiles[1]),
                 by_width: Divisor::new(tiles[1]),
@@ -133,10 +126,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
     if p.kernel() == [7, 7] {
         geometry.refuse_general()?;
     }
-    let tiles = winograd_tiles(p);
-    let all_tiles = p.batch() * tiles[0] * tiles[1];
-    let launches =
-        Launches { geometry, places: winograd_places(p), all_tiles, padded: all_tiles.next_multiple_of(4), tiles };
+    let launches = Launches::new(geometry, winograd_places(p), winograd_tiles(p));
     if launches.bytes(p.in_channels().max(p.out_channels())) > MAX_TENSOR_BYTES {
         return Err("the transformed tensors are beyond the 32-bit offsets of the fast kernels".into());
     }
@@ -150,17 +140,24 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
 }
 
 /// What all launches share.
-struct Launches<'a> {
-    geometry: &'a Geometry,
+pub(super) struct Launches<'a> {
+    pub geometry: &'a Geometry,
+    /// Pairs of points, each a group of the products.
     places: usize,
-    all_tiles: usize,
-    padded: usize,
-    tiles: [usize; 2],
+    pub all_tiles: usize,
+    pub padded: usize,
+    pub tiles: [usize; 2],
 }
 
-impl Launches<'_> {
+impl<'a> Launches<'a> {
+    /// `tiles` are those down and across an image.
+    pub(super) fn new(geometry: &'a Geometry, places: usize, tiles: [usize; 2]) -> Launches<'a> {
+        let all_tiles = geometry.problem.batch() * tiles[0] * tiles[1];
+        Launches { geometry, places, all_tiles, padded: all_tiles.next_multiple_of(4), tiles }
+    }
+
     /// Of a transformed tensor of that many channels, those of all groups.
-    fn bytes(&self, channels: usize) -> u64 {
+    pub(super) fn bytes(&self, channels: usize) -> u64 {
         (self.places * channels * self.padded * 4) as u64
     }
 
@@ -173,13 +170,11 @@ impl Launches<'_> {
             width: int(size[1]),
             tiles: int(self.all_tiles),
             padded_tiles: int(self.padded),
-            pad_h: int(pad[0]),
-            pad_w: int(pad[1]),
+            pad: ints(pad),
             by_image: Divisor::new(self.tiles[0] * self.tiles[1]),
             by_width: Divisor::new(self.tiles[1]),
             by_lane: Divisor::new(if self.geometry.channels_last() { channels } else { self.padded }),
-            by_dilation_h: Divisor::new(p.dilation()[0]),
-            by_dilation_w: Divisor::new(p.dilation()[1]),
+            by_dilation: divisors(p.dilation()),
         }
         .into()
     }
@@ -213,7 +208,7 @@ impl Launches<'_> {
     }
 
     /// The batch of products as a 1×1 convolution with a group for each pair of points and group, over one "image" of all tiles.
-    fn products(&self, reduced: usize, rows: usize, direction: Direction) -> Result<Geometry, String> {
+    pub(super) fn products(&self, reduced: usize, rows: usize, direction: Direction) -> Result<Geometry, String> {
         let groups = self.places * self.geometry.problem.groups();
         let specification = unhang_conv::Specification {
             batch: 1,
@@ -232,16 +227,10 @@ impl Launches<'_> {
     /// Forward and backward-data: the filter's transform, padded for a tile of the products.
     fn filter(&self, tile: Tile, to: Pointer) -> Stage {
         let geometry = self.geometry;
-        let (groups, taps) = (geometry.problem.groups(), geometry.taps());
+        let groups = geometry.problem.groups();
         let (reduced, rows) = geometry.reduced_and_rows();
         let forward = geometry.problem.direction() == Direction::Forward;
-        // Where an element is in a group's filter: row, channel summed over, tap.
-        let strides = match (forward, geometry.channels_last()) {
-            (true, false) => [taps * reduced, taps, 1],
-            (false, false) => [taps, taps * rows, 1],
-            (true, true) => [taps * reduced, 1, reduced],
-            (false, true) => [1, taps * rows, rows],
-        };
+        let strides = geometry.filter_strides();
         let (padded_rows, padded_reduced) = (rows.next_multiple_of(tile.rows), reduced.next_multiple_of(tile.depth));
         let shape = WinogradFilterShape {
             groups: int(groups),
@@ -270,9 +259,9 @@ fn winograd_images(launches: &Launches<'_>, tile: Tile) -> Result<LaunchPlan, St
     let padded = rows.next_multiple_of(tile.rows) * reduced.next_multiple_of(tile.depth);
     let (reduced, rows) = (reduced * p.groups(), rows * p.groups());
     let mut workspace = Workspace::default();
-    let source = Pointer::Workspace(workspace.take(launches.bytes(reduced)));
-    let filter = Pointer::Workspace(workspace.take((launches.places * p.groups() * padded * 4) as u64));
-    let sums = Pointer::Workspace(workspace.take(launches.bytes(rows)));
+    let source = workspace.take(launches.bytes(reduced));
+    let filter = workspace.take((launches.places * p.groups() * padded * 4) as u64);
+    let sums = workspace.take(launches.bytes(rows));
     let (source_size, result_size) = geometry.source_and_result();
     let pad = [0, 1].map(|axis| match p.direction() {
         Direction::Forward => p.padding()[axis],
@@ -298,9 +287,9 @@ fn winograd_weights(launches: &Launches<'_>, tile: Tile, splits: u32) -> Result<
     let per_split = steps.div_ceil(u64::from(splits.max(1)));
     let splits = steps.div_ceil(per_split);
     let mut workspace = Workspace::default();
-    let source = Pointer::Workspace(workspace.take(launches.bytes(channels)));
-    let gradient = Pointer::Workspace(workspace.take(launches.bytes(rows)));
-    let planes = Pointer::Workspace(workspace.take(splits * (launches.places * rows * in_group * 4) as u64));
+    let source = workspace.take(launches.bytes(channels));
+    let gradient = workspace.take(launches.bytes(rows));
+    let planes = workspace.take(splits * (launches.places * rows * in_group * 4) as u64);
     // Rows of all groups follow one another in the planes as in the gradient.
     let finish = WinogradWeightsShape { rows: int(rows), channels: int(in_group), planes: splits as i32 };
     let stages = vec![

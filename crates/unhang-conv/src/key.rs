@@ -8,7 +8,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::problem::{Problem, ProblemError, Specification, UnknownName};
+use crate::names::UnknownName;
+use crate::problem::{Problem, ProblemError, Specification};
 
 /// Why a text is not a key.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

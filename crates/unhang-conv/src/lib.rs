@@ -25,6 +25,7 @@
 
 mod fold;
 mod key;
+mod names;
 mod problem;
 pub mod reference;
 pub mod table;
@@ -33,7 +34,6 @@ mod volume;
 
 pub use fold::{Fold, Loop, Loops, Part, Planes, Ranges};
 pub use key::KeyError;
-pub use problem::{
-    DataType, Direction, Layout, LoweredProblem, Problem, ProblemError, Specification, TensorShape, UnknownName,
-};
+pub use names::UnknownName;
+pub use problem::{DataType, Direction, Layout, LoweredProblem, Problem, ProblemError, Specification, TensorShape};
 pub use volume::{Volume, VolumeShape, VolumeSpecification};

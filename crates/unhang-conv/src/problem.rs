@@ -1,9 +1,8 @@
 //! The problem, its parts, and what makes one invalid.
 
-use std::fmt;
-use std::str::FromStr;
-
 use thiserror::Error;
+
+use crate::named;
 
 /// The type of the elements of all of a problem's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,19 +38,6 @@ pub enum Direction {
 }
 
 impl DataType {
-    /// Every data type.
-    pub const ALL: [DataType; 4] = [DataType::F32, DataType::F16, DataType::Bf16, DataType::F64];
-
-    /// The name used in keys and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DataType::F32 => "f32",
-            DataType::F16 => "f16",
-            DataType::Bf16 => "bf16",
-            DataType::F64 => "f64",
-        }
-    }
-
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
@@ -63,17 +49,6 @@ impl DataType {
 }
 
 impl Layout {
-    /// Every layout.
-    pub const ALL: [Layout; 2] = [Layout::Nchw, Layout::Nhwc];
-
-    /// The name used in keys and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Layout::Nchw => "nchw",
-            Layout::Nhwc => "nhwc",
-        }
-    }
-
     /// The strides, in elements, of a tensor without gaps.
     pub const fn strides(self, [_, c, h, w]: TensorShape) -> [usize; 4] {
         match self {
@@ -83,57 +58,13 @@ impl Layout {
     }
 }
 
-impl Direction {
-    /// Every direction.
-    pub const ALL: [Direction; 3] = [Direction::Forward, Direction::BackwardData, Direction::BackwardWeights];
-
-    /// The name used in keys and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Direction::Forward => "forward",
-            Direction::BackwardData => "backward-data",
-            Direction::BackwardWeights => "backward-weights",
-        }
-    }
-}
-
-/// An unknown name of a data type, layout or direction.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown {what} {found:?}: expected one of {expected}")]
-pub struct UnknownName {
-    /// What was expected: "data type", "layout" or "direction".
-    pub what: &'static str,
-    /// The word that was found.
-    pub found: String,
-    /// The words that are accepted.
-    pub expected: &'static str,
-}
-
-macro_rules! named {
-    ($type:ty, $what:literal, $expected:literal) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = UnknownName;
-
-            fn from_str(text: &str) -> Result<Self, UnknownName> {
-                Self::ALL.into_iter().find(|value| value.name() == text).ok_or_else(|| UnknownName {
-                    what: $what,
-                    found: text.to_owned(),
-                    expected: $expected,
-                })
-            }
-        }
-    };
-}
-
-named!(DataType, "data type", "f32, f16, bf16, f64");
-named!(Layout, "layout", "nchw, nhwc");
-named!(Direction, "direction", "forward, backward-data, backward-weights");
+named!(DataType, "data type", [F32 = "f32", F16 = "f16", Bf16 = "bf16", F64 = "f64"]);
+named!(Layout, "layout", [Nchw = "nchw", Nhwc = "nhwc"]);
+named!(
+    Direction,
+    "direction",
+    [Forward = "forward", BackwardData = "backward-data", BackwardWeights = "backward-weights"]
+);
 
 /// The raw numbers of a convolution, as a caller has them. [`Problem::new`] turns them into a problem, or says why it
 /// cannot.

@@ -6,9 +6,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::key::{KeyError, numbers, parts};
+use crate::names::UnknownName;
 use crate::problem::{
-    Along, DataType, Direction, Layout, Problem, ProblemError, Specification, UnknownName, check_elements,
-    check_numbers,
+    Along, DataType, Direction, Layout, Problem, ProblemError, Specification, check_elements, check_numbers,
 };
 
 /// A 3-d tensor's five logical sizes: batch, channels, depth, height, width; for a filter out, in, depth, height, width.

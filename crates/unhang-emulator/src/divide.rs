@@ -28,32 +28,41 @@ pub(crate) trait Divisible: Copy + PartialEq + std::ops::Neg<Output = Self> {
     fn has_denormal_quotient(self, denominator: Self) -> bool;
 }
 
-impl Divisible for f32 {
-    const ZERO: f32 = 0.0;
-    const ONE: f32 = 1.0;
-    const INFINITY: f32 = f32::INFINITY;
-    const NAN: f32 = f32::NAN;
+macro_rules! divisible {
+    ($type:ident: $($items:tt)*) => {
+        impl Divisible for $type {
+            const ZERO: $type = 0.0;
+            const ONE: $type = 1.0;
+            const INFINITY: $type = $type::INFINITY;
+            const NAN: $type = $type::NAN;
+
+            fn is_nan(self) -> bool {
+                self.is_nan()
+            }
+
+            fn is_infinite(self) -> bool {
+                self.is_infinite()
+            }
+
+            fn is_sign_negative(self) -> bool {
+                self.is_sign_negative()
+            }
+
+            fn copysign(self, sign: $type) -> $type {
+                self.copysign(sign)
+            }
+
+            $($items)*
+        }
+    };
+}
+
+divisible! { f32:
     const FAR: i32 = 96;
     const SCALE: i32 = 64;
     const SMALL: i32 = 23;
     const VANISHES: i32 = -150;
     const BIAS: i32 = 127;
-
-    fn is_nan(self) -> bool {
-        self.is_nan()
-    }
-
-    fn is_infinite(self) -> bool {
-        self.is_infinite()
-    }
-
-    fn is_sign_negative(self) -> bool {
-        self.is_sign_negative()
-    }
-
-    fn copysign(self, sign: f32) -> f32 {
-        self.copysign(sign)
-    }
 
     fn exponent(self) -> i32 {
         (self.to_bits() >> 23 & 255) as i32
@@ -69,32 +78,12 @@ impl Divisible for f32 {
     }
 }
 
-impl Divisible for f64 {
-    const ZERO: f64 = 0.0;
-    const ONE: f64 = 1.0;
-    const INFINITY: f64 = f64::INFINITY;
-    const NAN: f64 = f64::NAN;
+divisible! { f64:
     const FAR: i32 = 768;
     const SCALE: i32 = 128;
     const SMALL: i32 = 53;
     const VANISHES: i32 = -1075;
     const BIAS: i32 = 1023;
-
-    fn is_nan(self) -> bool {
-        self.is_nan()
-    }
-
-    fn is_infinite(self) -> bool {
-        self.is_infinite()
-    }
-
-    fn is_sign_negative(self) -> bool {
-        self.is_sign_negative()
-    }
-
-    fn copysign(self, sign: f64) -> f64 {
-        self.copysign(sign)
-    }
 
     fn exponent(self) -> i32 {
         (self.to_bits() >> 52 & 2047) as i32

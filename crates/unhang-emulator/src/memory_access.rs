@@ -45,6 +45,167 @@ struct Atomic {
     compare: Comparison,
 }
 
+/// A memory instruction of a wave, done lane by lane.
+struct LaneAccess<'a, 'b> {
+    wave: &'a mut Wave,
+    instruction: &'a Instruction,
+    registers: MemoryRegisters,
+    around: &'a mut Surroundings<'b>,
+}
+
+impl LaneAccess<'_, '_> {
+    /// Most loads of a fast kernel: whole words out of local memory.
+    fn load_local_words(&mut self, count: u8) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        let addresses = self.wave.vector(self.instruction.high_bits(0, 8) as u8);
+        let (offset, size) = (self.instruction.bits(0, 16), count as usize * 4);
+        for lane in lanes {
+            let address = addresses[lane].wrapping_add(offset);
+            let bytes = self.around.local.get(address as usize..address as usize + size);
+            let bytes = bytes.ok_or_else(|| self.around.local_fault(address, size as u32))?;
+            for (word, &chunk) in bytes.as_chunks().0.iter().enumerate() {
+                self.wave.set_vector_lane(self.registers.destination + word, lane, u32::from_le_bytes(chunk));
+            }
+        }
+        Ok(())
+    }
+
+    /// Words, or a part of one.
+    fn load_words(&mut self, count: u8, part: Part) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        for lane in lanes {
+            let target = self.wave.target(self.instruction, lane)?;
+            for word in 0..count as u32 {
+                let value = self.around.load(target.plus(word * 4), part.size())?;
+                let register = self.registers.destination + word as usize;
+                let old = self.wave.vector_lane(register, lane);
+                self.wave.set_vector_lane(register, lane, widen(value, part, old));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores words, or a part of one.
+    fn store_words(&mut self, count: u8, part: Part) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        for lane in lanes {
+            let target = self.wave.target(self.instruction, lane)?;
+            for word in 0..count as u32 {
+                let mut value = self.wave.vector_lane(self.registers.data + word as usize, lane);
+                if let Part::InHalf { high: true, .. } = part {
+                    value >>= 16;
+                }
+                self.around.store(target.plus(word * 4), part.size(), value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// From a buffer to local memory.
+    fn load_to_local(&mut self, part: Part) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        let start = (self.wave.scalar(M0 as u8) & 0xffff) + self.instruction.bits(0, 12);
+        for lane in lanes {
+            let value = self.around.load(self.wave.target(self.instruction, lane)?, part.size())?;
+            let target = Target::Local(start + self.wave.number_of(lane) as u32 * 4);
+            self.around.store(target, 4, widen(value, part, 0))?;
+        }
+        Ok(())
+    }
+
+    /// An element of a typed buffer.
+    fn load_typed(&mut self, typed: Typed) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        for lane in lanes {
+            let (place, format) = self.wave.typed_place(self.instruction, typed, lane)?;
+            let element = self.around.load_element(place, format.bytes())?;
+            let (selects, count) = (selects(self.instruction, place), typed.registers() as usize);
+            let old = std::array::from_fn(|word| self.wave.vector_lane(self.registers.data + word % count, lane));
+            let new = typed.load(format, element, selects, old).ok_or(FaultKind::Unsupported)?;
+            for (word, &value) in new.iter().enumerate().take(count) {
+                self.wave.set_vector_lane(self.registers.data + word, lane, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores an element of a typed buffer.
+    fn store_typed(&mut self, typed: Typed) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        for lane in lanes {
+            let (place, format) = self.wave.typed_place(self.instruction, typed, lane)?;
+            let count = typed.registers() as usize;
+            let values = std::array::from_fn(|word| self.wave.vector_lane(self.registers.data + word % count, lane));
+            // What another order of components does to a store is not written down.
+            let ordered = selects(self.instruction, place) == IDENTITY;
+            let element = typed.store(format, values).filter(|_| ordered).ok_or(FaultKind::Unsupported)?;
+            self.around.store_element(place, format.bytes(), element)?;
+        }
+        Ok(())
+    }
+
+    /// From two places in local memory.
+    fn load_two(&mut self, count: u8, stride: u32) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        let offsets = [self.instruction.bits(0, 8) * stride, self.instruction.bits(8, 8) * stride];
+        for lane in lanes {
+            let base = self.wave.vector_lane(self.instruction.high_bits(0, 8) as usize, lane);
+            let mut values = [0; 4];
+            for (place, value) in values.iter_mut().enumerate().take(count as usize * 2) {
+                let (pair, word) = (place / count as usize, (place % count as usize) as u32);
+                *value = self.around.load(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4)?;
+            }
+            for (place, &value) in values.iter().enumerate().take(count as usize * 2) {
+                self.wave.set_vector_lane(self.registers.destination + place, lane, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// To two places in local memory.
+    fn store_two(&mut self, count: u8, stride: u32) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        let offsets = [self.instruction.bits(0, 8) * stride, self.instruction.bits(8, 8) * stride];
+        for lane in lanes {
+            let base = self.wave.vector_lane(self.instruction.high_bits(0, 8) as usize, lane);
+            for (pair, register) in [self.registers.data, self.registers.second_data].into_iter().enumerate() {
+                for word in 0..count as u32 {
+                    let value = self.wave.vector_lane(register + word as usize, lane);
+                    self.around.store(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4, value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An atomic operation.
+    fn run_atomic(&mut self, atomic: Atomic) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        let number = |wave: &Wave, register: usize, lane| {
+            let high = if atomic.wide { wave.vector_lane(register + 1, lane) } else { 0 };
+            wave.vector_lane(register, lane) as u64 | (high as u64) << 32
+        };
+        let (new, expected) = match atomic.compare {
+            Comparison::None => (self.registers.data, None),
+            Comparison::BehindData => (self.registers.data, Some(self.registers.data + 1 + atomic.wide as usize)),
+            Comparison::FirstData => (self.registers.second_data, Some(self.registers.data)),
+        };
+        for lane in lanes {
+            let target = self.wave.target(self.instruction, lane)?;
+            let value = number(self.wave, new, lane);
+            let expected = expected.map_or(0, |register| number(self.wave, register, lane));
+            let old = self.around.update(target, atomic.wide, |old| (atomic.update)(old, value, expected))?;
+            if atomic.returns {
+                self.wave.set_vector_lane(self.registers.destination, lane, old as u32);
+                if atomic.wide {
+                    self.wave.set_vector_lane(self.registers.destination + 1, lane, (old >> 32) as u32);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Wave {
     /// Executes a memory instruction.
     pub(crate) fn run_memory(
@@ -55,6 +216,8 @@ impl Wave {
     ) -> Result<(), FaultKind> {
         around.bounds.forgives = around.bounds.forgiven && instruction.format() == Format::Ds;
         let registers = MemoryRegisters::of(instruction);
+        let is_plain_local = instruction.format() == Format::Ds && around.races.is_none() && !around.bounds.forgives;
+        let mut lanes = LaneAccess { wave: self, instruction, registers, around };
         match access {
             Access::Nothing => {}
             Access::ScalarLoad { count } => return self.scalar_load(instruction, count, around),
@@ -62,21 +225,16 @@ impl Wave {
                 let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
                 self.set_scalar64(register, self.executed);
             }
-            Access::Load { count, part: Part::Word }
-                if instruction.format() == Format::Ds && around.races.is_none() && !around.bounds.forgives =>
-            {
-                return self.load_local_words(instruction, registers, count, around);
-            }
-            Access::Load { count, part } => return self.load_words(instruction, registers, count, part, around),
-            Access::Store { count, part } => return self.store_words(instruction, registers, count, part, around),
-            Access::LoadToLocal { part } => return self.load_to_local(instruction, part, around),
-            Access::TypedLoad(typed) => return self.load_typed(instruction, registers, typed, around),
-            Access::TypedStore(typed) => return self.store_typed(instruction, registers, typed, around),
-            Access::LoadTwo { count, stride } => return self.load_two(instruction, registers, count, stride, around),
-            Access::StoreTwo { count, stride } => return self.store_two(instruction, registers, count, stride, around),
+            Access::Load { count, part: Part::Word } if is_plain_local => return lanes.load_local_words(count),
+            Access::Load { count, part } => return lanes.load_words(count, part),
+            Access::Store { count, part } => return lanes.store_words(count, part),
+            Access::LoadToLocal { part } => return lanes.load_to_local(part),
+            Access::TypedLoad(typed) => return lanes.load_typed(typed),
+            Access::TypedStore(typed) => return lanes.store_typed(typed),
+            Access::LoadTwo { count, stride } => return lanes.load_two(count, stride),
+            Access::StoreTwo { count, stride } => return lanes.store_two(count, stride),
             Access::Atomic { update, wide, returns, compare } => {
-                let atomic = Atomic { update, wide, returns, compare };
-                return self.run_atomic(instruction, registers, atomic, around);
+                return lanes.run_atomic(Atomic { update, wide, returns, compare });
             }
             Access::Swizzle => self.swizzle(instruction, registers.destination),
             Access::Permute { backward } => self.permute_lanes(instruction, registers, backward),
@@ -88,214 +246,6 @@ impl Wave {
     fn lanes_on_now(&self) -> impl Iterator<Item = usize> + use<> {
         let exec = self.exec();
         (0..LANES).filter(move |lane| exec >> lane & 1 == 1)
-    }
-
-    /// Most loads of a fast kernel: whole words out of local memory.
-    fn load_local_words(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        count: u8,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        let addresses = self.vector(instruction.high_bits(0, 8) as u8);
-        let (offset, size) = (instruction.bits(0, 16), count as usize * 4);
-        for lane in lanes {
-            let address = addresses[lane].wrapping_add(offset);
-            let bytes = around.local.get(address as usize..address as usize + size);
-            let bytes = bytes.ok_or_else(|| around.local_fault(address, size as u32))?;
-            for (word, &chunk) in bytes.as_chunks().0.iter().enumerate() {
-                self.set_vector_lane(registers.destination + word, lane, u32::from_le_bytes(chunk));
-            }
-        }
-        Ok(())
-    }
-
-    /// Words, or a part of one.
-    fn load_words(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        count: u8,
-        part: Part,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        for lane in lanes {
-            let target = self.target(instruction, lane)?;
-            for word in 0..count as u32 {
-                let value = around.load(target.plus(word * 4), part.size())?;
-                let register = registers.destination + word as usize;
-                let old = self.vector_lane(register, lane);
-                self.set_vector_lane(register, lane, widen(value, part, old));
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores words, or a part of one.
-    fn store_words(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        count: u8,
-        part: Part,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        for lane in lanes {
-            let target = self.target(instruction, lane)?;
-            for word in 0..count as u32 {
-                let mut value = self.vector_lane(registers.data + word as usize, lane);
-                if let Part::InHalf { high: true, .. } = part {
-                    value >>= 16;
-                }
-                around.store(target.plus(word * 4), part.size(), value)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// From a buffer to local memory.
-    fn load_to_local(
-        &mut self,
-        instruction: &Instruction,
-        part: Part,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        let start = (self.scalar(M0 as u8) & 0xffff) + instruction.bits(0, 12);
-        for lane in lanes {
-            let value = around.load(self.target(instruction, lane)?, part.size())?;
-            let target = Target::Local(start + self.number_of(lane) as u32 * 4);
-            around.store(target, 4, widen(value, part, 0))?;
-        }
-        Ok(())
-    }
-
-    /// An element of a typed buffer.
-    fn load_typed(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        typed: Typed,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        for lane in lanes {
-            let (place, format) = self.typed_place(instruction, typed, lane)?;
-            let element = around.load_element(place, format.bytes())?;
-            let (selects, count) = (selects(instruction, place), typed.registers() as usize);
-            let old = std::array::from_fn(|word| self.vector_lane(registers.data + word % count, lane));
-            let new = typed.load(format, element, selects, old).ok_or(FaultKind::Unsupported)?;
-            for (word, &value) in new.iter().enumerate().take(count) {
-                self.set_vector_lane(registers.data + word, lane, value);
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores an element of a typed buffer.
-    fn store_typed(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        typed: Typed,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        for lane in lanes {
-            let (place, format) = self.typed_place(instruction, typed, lane)?;
-            let count = typed.registers() as usize;
-            let values = std::array::from_fn(|word| self.vector_lane(registers.data + word % count, lane));
-            // What another order of components does to a store is not written down.
-            let ordered = selects(instruction, place) == IDENTITY;
-            let element = typed.store(format, values).filter(|_| ordered).ok_or(FaultKind::Unsupported)?;
-            around.store_element(place, format.bytes(), element)?;
-        }
-        Ok(())
-    }
-
-    /// From two places in local memory.
-    fn load_two(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        count: u8,
-        stride: u32,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        let offsets = [instruction.bits(0, 8) * stride, instruction.bits(8, 8) * stride];
-        for lane in lanes {
-            let base = self.vector_lane(instruction.high_bits(0, 8) as usize, lane);
-            let mut values = [0; 4];
-            for (place, value) in values.iter_mut().enumerate().take(count as usize * 2) {
-                let (pair, word) = (place / count as usize, (place % count as usize) as u32);
-                *value = around.load(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4)?;
-            }
-            for (place, &value) in values.iter().enumerate().take(count as usize * 2) {
-                self.set_vector_lane(registers.destination + place, lane, value);
-            }
-        }
-        Ok(())
-    }
-
-    /// To two places in local memory.
-    fn store_two(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        count: u8,
-        stride: u32,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        let offsets = [instruction.bits(0, 8) * stride, instruction.bits(8, 8) * stride];
-        for lane in lanes {
-            let base = self.vector_lane(instruction.high_bits(0, 8) as usize, lane);
-            for (pair, register) in [registers.data, registers.second_data].into_iter().enumerate() {
-                for word in 0..count as u32 {
-                    let value = self.vector_lane(register + word as usize, lane);
-                    around.store(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4, value)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// An atomic operation.
-    fn run_atomic(
-        &mut self,
-        instruction: &Instruction,
-        registers: MemoryRegisters,
-        atomic: Atomic,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), FaultKind> {
-        let lanes = self.lanes_on_now();
-        let number = |wave: &Wave, register: usize, lane| {
-            let high = if atomic.wide { wave.vector_lane(register + 1, lane) } else { 0 };
-            wave.vector_lane(register, lane) as u64 | (high as u64) << 32
-        };
-        let (new, expected) = match atomic.compare {
-            Comparison::None => (registers.data, None),
-            Comparison::BehindData => (registers.data, Some(registers.data + 1 + atomic.wide as usize)),
-            Comparison::FirstData => (registers.second_data, Some(registers.data)),
-        };
-        for lane in lanes {
-            let target = self.target(instruction, lane)?;
-            let value = number(self, new, lane);
-            let expected = expected.map_or(0, |register| number(self, register, lane));
-            let old = around.update(target, atomic.wide, |old| (atomic.update)(old, value, expected))?;
-            if atomic.returns {
-                self.set_vector_lane(registers.destination, lane, old as u32);
-                if atomic.wide {
-                    self.set_vector_lane(registers.destination + 1, lane, (old >> 32) as u32);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// A permutation of all lanes through the crossbar of local memory.

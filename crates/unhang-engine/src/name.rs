@@ -1,9 +1,6 @@
 //! The names of the engines.
 
-use std::fmt;
-use std::str::FromStr;
-
-use unhang_conv::UnknownName;
+use unhang_conv::named;
 
 /// The engines, by the names that plans, evidence and reports use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,37 +17,4 @@ pub enum EngineName {
     Cpu,
 }
 
-impl EngineName {
-    /// Every engine.
-    pub const ALL: [EngineName; 5] =
-        [EngineName::Jit, EngineName::Miopen, EngineName::Aten, EngineName::Tiled, EngineName::Cpu];
-
-    /// The name in text.
-    pub const fn name(self) -> &'static str {
-        match self {
-            EngineName::Jit => "jit",
-            EngineName::Miopen => "miopen",
-            EngineName::Aten => "aten",
-            EngineName::Tiled => "tiled",
-            EngineName::Cpu => "cpu",
-        }
-    }
-}
-
-impl fmt::Display for EngineName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for EngineName {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        EngineName::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| UnknownName {
-            what: "engine",
-            found: text.chars().take(80).collect(),
-            expected: "jit, miopen, aten, tiled, cpu",
-        })
-    }
-}
+named!(EngineName, "engine", [Jit = "jit", Miopen = "miopen", Aten = "aten", Tiled = "tiled", Cpu = "cpu"]);

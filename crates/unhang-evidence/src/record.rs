@@ -1,9 +1,6 @@
 //! Observations as values. The file on disk and the exchange file have separate types.
 
-use std::fmt;
-use std::str::FromStr;
-
-use unhang_conv::{Problem, UnknownName};
+use unhang_conv::{Problem, named};
 use unhang_engine::{EngineName, Tuned, Verdict};
 
 /// Where a record comes from.
@@ -21,40 +18,11 @@ pub enum RecordSource {
     Rehearsal,
 }
 
-impl RecordSource {
-    /// Every source.
-    pub const ALL: [RecordSource; 5] =
-        [RecordSource::Probe, RecordSource::Run, RecordSource::Rule, RecordSource::Import, RecordSource::Rehearsal];
-
-    /// The name in text.
-    pub const fn name(self) -> &'static str {
-        match self {
-            RecordSource::Probe => "probe",
-            RecordSource::Run => "run",
-            RecordSource::Rule => "rule",
-            RecordSource::Import => "import",
-            RecordSource::Rehearsal => "rehearsal",
-        }
-    }
-}
-
-impl fmt::Display for RecordSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for RecordSource {
-    type Err = UnknownName;
-
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        RecordSource::ALL.into_iter().find(|source| source.name() == text).ok_or_else(|| UnknownName {
-            what: "source",
-            found: text.chars().take(80).collect(),
-            expected: "probe, run, rule, import, rehearsal",
-        })
-    }
-}
+named!(
+    RecordSource,
+    "source",
+    [Probe = "probe", Run = "run", Rule = "rule", Import = "import", Rehearsal = "rehearsal"]
+);
 
 /// One observation: how a convolution ended on an engine, on a machine.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::LazyLock;
 
-use unhang_conv::DataType;
+use unhang_conv::{DataType, named};
 
 use crate::cache::Key;
 
@@ -57,47 +57,29 @@ const GEMM: [&str; 4] = [
     include_str!("../kernels/gemm_result.cuh"),
 ];
 
+named!(
+    SourceFile,
+    "source",
+    [
+        Plain = "plain",
+        Gemm = "gemm",
+        Narrow = "narrow",
+        Direct = "direct",
+        Weights = "weights",
+        Depthwise = "depthwise",
+        DepthwiseQuads = "depthwise_quads",
+        DepthwiseLarge = "depthwise_large",
+        Winograd = "winograd",
+        WinogradStride2 = "winograd_stride2",
+        WinogradFused = "winograd_fused",
+        Support = "support",
+        Strided = "strided",
+        Normalization = "normalization",
+        Pooling = "pooling"
+    ]
+);
+
 impl SourceFile {
-    /// Every file.
-    pub const ALL: [SourceFile; 15] = [
-        SourceFile::Plain,
-        SourceFile::Gemm,
-        SourceFile::Narrow,
-        SourceFile::Direct,
-        SourceFile::Weights,
-        SourceFile::Depthwise,
-        SourceFile::DepthwiseQuads,
-        SourceFile::DepthwiseLarge,
-        SourceFile::Winograd,
-        SourceFile::WinogradStride2,
-        SourceFile::WinogradFused,
-        SourceFile::Support,
-        SourceFile::Strided,
-        SourceFile::Normalization,
-        SourceFile::Pooling,
-    ];
-
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SourceFile::Plain => "plain",
-            SourceFile::Gemm => "gemm",
-            SourceFile::Narrow => "narrow",
-            SourceFile::Direct => "direct",
-            SourceFile::Weights => "weights",
-            SourceFile::Depthwise => "depthwise",
-            SourceFile::DepthwiseQuads => "depthwise_quads",
-            SourceFile::DepthwiseLarge => "depthwise_large",
-            SourceFile::Winograd => "winograd",
-            SourceFile::WinogradStride2 => "winograd_stride2",
-            SourceFile::WinogradFused => "winograd_fused",
-            SourceFile::Support => "support",
-            SourceFile::Strided => "strided",
-            SourceFile::Normalization => "normalization",
-            SourceFile::Pooling => "pooling",
-        }
-    }
-
     /// The whole text that a compiler is given: run-time compilers are handed one text, so headers come first in it.
     pub fn text(self) -> String {
         let (headers, own): (&[&str], &str) = match self {
@@ -201,49 +183,28 @@ pub enum Constant {
     Width,
 }
 
-impl Constant {
-    /// All of them.
-    pub const ALL: [Constant; 16] = [
-        Constant::BlockRows,
-        Constant::ChannelsLast,
-        Constant::Direction,
-        Constant::Filter,
-        Constant::FilterH,
-        Constant::FilterW,
-        Constant::Nested,
-        Constant::Pointwise,
-        Constant::Reduced,
-        Constant::Rows,
-        Constant::SourceQuads,
-        Constant::Spread,
-        Constant::StrideH,
-        Constant::StrideW,
-        Constant::Strip,
-        Constant::Width,
-    ];
-
-    /// The name in the sources.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Constant::BlockRows => "BLOCK_ROWS",
-            Constant::ChannelsLast => "CHANNELS_LAST",
-            Constant::Direction => "DIRECTION",
-            Constant::Filter => "FILTER",
-            Constant::FilterH => "FILTER_H",
-            Constant::FilterW => "FILTER_W",
-            Constant::Nested => "NESTED",
-            Constant::Pointwise => "POINTWISE",
-            Constant::Reduced => "REDUCED",
-            Constant::Rows => "ROWS",
-            Constant::SourceQuads => "SOURCE_QUADS",
-            Constant::Spread => "SPREAD",
-            Constant::StrideH => "STRIDE_H",
-            Constant::StrideW => "STRIDE_W",
-            Constant::Strip => "STRIP",
-            Constant::Width => "WIDTH",
-        }
-    }
-}
+named!(
+    Constant,
+    "constant",
+    [
+        BlockRows = "BLOCK_ROWS",
+        ChannelsLast = "CHANNELS_LAST",
+        Direction = "DIRECTION",
+        Filter = "FILTER",
+        FilterH = "FILTER_H",
+        FilterW = "FILTER_W",
+        Nested = "NESTED",
+        Pointwise = "POINTWISE",
+        Reduced = "REDUCED",
+        Rows = "ROWS",
+        SourceQuads = "SOURCE_QUADS",
+        Spread = "SPREAD",
+        StrideH = "STRIDE_H",
+        StrideW = "STRIDE_W",
+        Strip = "STRIP",
+        Width = "WIDTH"
+    ]
+);
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -111,6 +111,28 @@ fn what_is_allowed_has_a_reason() {
 }
 
 #[test]
+fn unsafe_code_is_denied_but_in_modules_that_are_named_for_it() {
+    for name in crates() {
+        let folder = root().join("crates").join(&name).join("src");
+        for file in ["lib.rs", "main.rs"].map(|file| folder.join(file)).iter().filter(|file| file.exists()) {
+            let text = fs::read_to_string(file).unwrap();
+            let is_denied = ["#![deny(unsafe_code)]", "#![forbid(unsafe_code)]"].iter().any(|it| text.contains(it));
+            assert!(is_denied, "{} denies no unsafe code", file.display());
+        }
+        for file in sources::files(&folder) {
+            let text = fs::read_to_string(&file).unwrap();
+            for rest in text.split("allow(unsafe_code").skip(1) {
+                // Other attributes may stand between.
+                let lines = rest.lines().skip(1).skip_while(|line| line.trim_start().starts_with("#["));
+                let item = lines.map(str::trim_start).next().unwrap_or_default();
+                let is_module = ["mod ", "pub mod ", "pub(crate) mod "].iter().any(|it| item.starts_with(it));
+                assert!(is_module, "{} allows unsafe code for more than a module: {item}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
 fn the_plain_path_of_the_emulator_knows_nothing_of_the_fast_one() {
     let emulator = Crate::read(&root().join("crates/unhang-emulator/src"));
     for (module, floor) in [("wave", "semantics"), ("semantics", "plain"), ("plain", "fast"), ("fast::stretch", "code")]

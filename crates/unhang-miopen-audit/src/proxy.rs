@@ -131,6 +131,7 @@ fn header() -> Vec<u8> {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "has the loader open what was built")]
 mod tests {
     use std::ffi::{CStr, CString};
     use std::os::unix::ffi::OsStrExt;

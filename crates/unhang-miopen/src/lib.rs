@@ -12,21 +12,38 @@
 //! It runs in other people's processes: no panic leaves it, nothing waits without a deadline but where the caller waits for
 //! the device anyway, errors are MIOpen's status codes with MIOpen's meanings. It must not know torch or any other framework.
 
+#![deny(unsafe_code)]
+
 #[macro_use]
+#[allow(unsafe_code, reason = "MIOpen's functions, as C calls them")]
 mod calls;
 
+#[allow(unsafe_code, reason = "works on the memory of whoever calls")]
 mod bias;
+#[allow(unsafe_code, reason = "asks the C library, and to be called at the end")]
 mod canary;
+#[allow(unsafe_code, reason = "asks MIOpen's getters")]
 mod describe;
+#[allow(unsafe_code, reason = "asks the runtime, and works on the memory of whoever calls")]
 mod face;
+#[allow(unsafe_code, reason = "called by C")]
 mod fusion;
+#[allow(unsafe_code, reason = "called by C")]
 mod interpose;
+#[allow(unsafe_code, reason = "asks the loader")]
 mod loader;
+#[allow(unsafe_code, reason = "called by C")]
 mod lookup;
+#[allow(unsafe_code, reason = "called by C")]
 mod normalization;
+#[allow(unsafe_code, reason = "called by C")]
 mod pooling;
+#[allow(unsafe_code, reason = "an address becomes a function")]
 mod real;
+#[allow(unsafe_code, reason = "called by C")]
 mod solutions;
+#[allow(unsafe_code, reason = "called by the loader at the end")]
 mod summary;
 mod volume;
+#[allow(unsafe_code, reason = "asks the C library to call at the end")]
 mod watch;

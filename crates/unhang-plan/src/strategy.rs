@@ -1,9 +1,6 @@
 //! What a user may ask for.
 
-use std::fmt;
-use std::str::FromStr;
-
-use unhang_conv::UnknownName;
+use unhang_conv::named;
 use unhang_engine::EngineName;
 
 /// How a plan is made.
@@ -26,52 +23,16 @@ pub enum Strategy {
     Tiled,
 }
 
-impl Strategy {
-    /// Every strategy.
-    pub const ALL: [Strategy; 7] = [
-        Strategy::Auto,
-        Strategy::ImplicitGemm,
-        Strategy::CpuFallback,
-        Strategy::Selective,
-        Strategy::Aten,
-        Strategy::Jit,
-        Strategy::Tiled,
-    ];
-
-    /// The name in text.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Strategy::Auto => "auto",
-            Strategy::ImplicitGemm => "implicit_gemm",
-            Strategy::CpuFallback => "cpu_fallback",
-            Strategy::Selective => "selective",
-            Strategy::Aten => "aten",
-            Strategy::Jit => "jit",
-            Strategy::Tiled => "tiled",
-        }
-    }
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Strategy {
-    type Err = UnknownName;
-
-    /// Upper case is accepted too, because the seeds print the names that way.
-    fn from_str(text: &str) -> Result<Self, UnknownName> {
-        Strategy::ALL.into_iter().find(|strategy| strategy.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
-            UnknownName {
-                what: "strategy",
-                found: text.chars().take(80).collect(),
-                expected: "auto, implicit_gemm, cpu_fallback, selective, aten, jit, tiled",
-            }
-        })
-    }
-}
+// Upper case is accepted too, because the seeds print the names that way.
+named!(Strategy, "strategy", by str::eq_ignore_ascii_case, [
+    Auto = "auto",
+    ImplicitGemm = "implicit_gemm",
+    CpuFallback = "cpu_fallback",
+    Selective = "selective",
+    Aten = "aten",
+    Jit = "jit",
+    Tiled = "tiled",
+]);
 
 /// The user's settings.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -8,8 +8,11 @@
 //! It must not know torch, chips, evidence or plans, and judges nothing: it measures the error, and the prober
 //! says what that means. Whoever calls it must expect that it never returns: it belongs in a supervised child.
 
+#[allow(unsafe_code, reason = "calls MIOpen")]
 mod convolution;
+#[allow(unsafe_code, reason = "loads and calls MIOpen and the HIP runtime")]
 mod library;
+#[allow(unsafe_code, reason = "allocates on the device and copies")]
 mod memory;
 mod trial;
 

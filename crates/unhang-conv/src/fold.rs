@@ -32,7 +32,7 @@ const DEPTH: usize = 2;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fold {
     /// The 2-d convolutions.
-    pub parts: Vec<Part>,
+    pub parts: Vec<FoldPart>,
     /// For the first operand, the second operand and the result of every part: which of the 3-d convolution's it is.
     pub order: [usize; 3],
     /// Planes of the result that no tap reaches. They are zero, plus the bias if a transposed convolution has one.
@@ -41,7 +41,7 @@ pub struct Fold {
 
 /// A 2-d convolution that computes a part of a 3-d one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct FoldPart {
     /// What is computed.
     pub problem: Problem,
     /// The planes of the 3-d convolution that make up the first operand, the second operand and the result.
@@ -330,7 +330,7 @@ impl Volume {
     }
 
     /// The one 2-d convolution whose height is the depth.
-    fn flat(&self) -> Option<Part> {
+    fn flat(&self) -> Option<FoldPart> {
         let plane = &self.plane;
         if plane.kernel != [1, 1] || plane.stride != [1, 1] || plane.padding != [0, 0] {
             return None;
@@ -343,7 +343,7 @@ impl Volume {
             it.padding = [depth.padding as i64, 0];
             it.dilation = [depth.dilation as i64, 1];
         });
-        Some(Part { problem: problem.ok()?, planes: self.operand_shapes().map(Planes::flat) })
+        Some(FoldPart { problem: problem.ok()?, planes: self.operand_shapes().map(Planes::flat) })
     }
 
     fn fold_forward(&self, limit: usize, fold: &mut Fold) -> Result<(), ProblemError> {
@@ -368,7 +368,7 @@ impl Volume {
                 it.batch = (images * depths) as i64;
                 it.in_channels *= depth.kernel as i64;
             })?;
-            fold.parts.push(Part { problem, planes: [source, second, result] });
+            fold.parts.push(FoldPart { problem, planes: [source, second, result] });
         }
         Ok(())
     }
@@ -410,7 +410,7 @@ impl Volume {
                     it.batch = (images * depths) as i64;
                     it.out_channels *= taps.len() as i64;
                 })?;
-                fold.parts.push(Part { problem, planes: [source, second, written] });
+                fold.parts.push(FoldPart { problem, planes: [source, second, written] });
             }
         }
         Ok(())
@@ -457,7 +457,7 @@ impl Volume {
                 it.out_channels = rows as i64;
                 it.groups = groups as i64;
             })?;
-            fold.parts.push(Part { problem, planes: [source, second, result] });
+            fold.parts.push(FoldPart { problem, planes: [source, second, result] });
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ pub mod table;
 pub mod tile;
 mod volume;
 
-pub use fold::{Fold, Loop, Loops, Part, Planes, Ranges};
+pub use fold::{Fold, FoldPart, Loop, Loops, Planes, Ranges};
 pub use key::KeyError;
 pub use names::UnknownName;
 pub use problem::{DataType, Direction, Layout, LoweredProblem, Problem, ProblemError, Specification, TensorShape};

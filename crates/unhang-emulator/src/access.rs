@@ -32,15 +32,15 @@ pub(crate) enum Access {
     /// A load of `count` words, or of a part of one.
     Load {
         count: u8,
-        part: Part,
+        part: WordPart,
     },
     Store {
         count: u8,
-        part: Part,
+        part: WordPart,
     },
     /// A word, or a part of one, from a buffer to local memory: each lane's behind the one before.
     LoadToLocal {
-        part: Part,
+        part: WordPart,
     },
     /// An element of a buffer in a data format.
     TypedLoad(Typed),
@@ -80,7 +80,7 @@ pub(crate) enum Comparison {
 
 /// The part of a word that is loaded or stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum WordPart {
     Word,
     Byte {
         signed: bool,
@@ -96,12 +96,12 @@ pub(crate) enum Part {
     },
 }
 
-impl Part {
+impl WordPart {
     pub(crate) fn size(self) -> u32 {
         match self {
-            Part::Word => 4,
-            Part::Byte { .. } | Part::InHalf { byte: true, .. } => 1,
-            Part::Half { .. } | Part::InHalf { .. } => 2,
+            WordPart::Word => 4,
+            WordPart::Byte { .. } | WordPart::InHalf { byte: true, .. } => 1,
+            WordPart::Half { .. } | WordPart::InHalf { .. } => 2,
         }
     }
 }
@@ -203,24 +203,24 @@ fn update(name: &str, wide: bool) -> Option<Update> {
     })
 }
 
-fn parts(name: &str) -> Option<(u8, Part)> {
+fn parts(name: &str) -> Option<(u8, WordPart)> {
     Some(match name {
-        "ubyte" => (1, Part::Byte { signed: false }),
-        "sbyte" => (1, Part::Byte { signed: true }),
-        "ushort" => (1, Part::Half { signed: false }),
-        "sshort" => (1, Part::Half { signed: true }),
-        "dword" => (1, Part::Word),
-        "dwordx2" => (2, Part::Word),
-        "dwordx3" => (3, Part::Word),
-        "dwordx4" => (4, Part::Word),
-        "byte" => (1, Part::Byte { signed: false }),
-        "short" => (1, Part::Half { signed: false }),
-        "byte_d16_hi" | "ubyte_d16_hi" => (1, Part::InHalf { byte: true, signed: false, high: true }),
-        "short_d16_hi" => (1, Part::InHalf { byte: false, signed: false, high: true }),
-        "ubyte_d16" => (1, Part::InHalf { byte: true, signed: false, high: false }),
-        "sbyte_d16" => (1, Part::InHalf { byte: true, signed: true, high: false }),
-        "sbyte_d16_hi" => (1, Part::InHalf { byte: true, signed: true, high: true }),
-        "short_d16" => (1, Part::InHalf { byte: false, signed: false, high: false }),
+        "ubyte" => (1, WordPart::Byte { signed: false }),
+        "sbyte" => (1, WordPart::Byte { signed: true }),
+        "ushort" => (1, WordPart::Half { signed: false }),
+        "sshort" => (1, WordPart::Half { signed: true }),
+        "dword" => (1, WordPart::Word),
+        "dwordx2" => (2, WordPart::Word),
+        "dwordx3" => (3, WordPart::Word),
+        "dwordx4" => (4, WordPart::Word),
+        "byte" => (1, WordPart::Byte { signed: false }),
+        "short" => (1, WordPart::Half { signed: false }),
+        "byte_d16_hi" | "ubyte_d16_hi" => (1, WordPart::InHalf { byte: true, signed: false, high: true }),
+        "short_d16_hi" => (1, WordPart::InHalf { byte: false, signed: false, high: true }),
+        "ubyte_d16" => (1, WordPart::InHalf { byte: true, signed: false, high: false }),
+        "sbyte_d16" => (1, WordPart::InHalf { byte: true, signed: true, high: false }),
+        "sbyte_d16_hi" => (1, WordPart::InHalf { byte: true, signed: true, high: true }),
+        "short_d16" => (1, WordPart::InHalf { byte: false, signed: false, high: false }),
         _ => return None,
     })
 }
@@ -239,7 +239,7 @@ fn buffer_access(name: &str, instruction: &Instruction) -> Option<Access> {
         _ => global_access(name, instruction)?,
     };
     match access {
-        Access::Load { count: 1, part } if to_local && !matches!(part, Part::InHalf { .. }) => {
+        Access::Load { count: 1, part } if to_local && !matches!(part, WordPart::InHalf { .. }) => {
             Some(Access::LoadToLocal { part })
         }
         _ if to_local => None,
@@ -271,28 +271,28 @@ fn local_access(name: &str) -> Option<Access> {
     let store = |count, part| Some(Access::Store { count, part });
     match name {
         "ds_nop" => Some(Access::Nothing),
-        "ds_read_b32" => load(1, Part::Word),
-        "ds_read_b64" => load(2, Part::Word),
-        "ds_read_b96" => load(3, Part::Word),
-        "ds_read_b128" => load(4, Part::Word),
-        "ds_read_u8" => load(1, Part::Byte { signed: false }),
-        "ds_read_i8" => load(1, Part::Byte { signed: true }),
-        "ds_read_u16" => load(1, Part::Half { signed: false }),
-        "ds_read_i16" => load(1, Part::Half { signed: true }),
-        "ds_read_u8_d16" => load(1, Part::InHalf { byte: true, signed: false, high: false }),
-        "ds_read_u8_d16_hi" => load(1, Part::InHalf { byte: true, signed: false, high: true }),
-        "ds_read_i8_d16" => load(1, Part::InHalf { byte: true, signed: true, high: false }),
-        "ds_read_i8_d16_hi" => load(1, Part::InHalf { byte: true, signed: true, high: true }),
-        "ds_read_u16_d16" => load(1, Part::InHalf { byte: false, signed: false, high: false }),
-        "ds_read_u16_d16_hi" => load(1, Part::InHalf { byte: false, signed: false, high: true }),
-        "ds_write_b32" => store(1, Part::Word),
-        "ds_write_b64" => store(2, Part::Word),
-        "ds_write_b96" => store(3, Part::Word),
-        "ds_write_b128" => store(4, Part::Word),
-        "ds_write_b8" => store(1, Part::Byte { signed: false }),
-        "ds_write_b16" => store(1, Part::Half { signed: false }),
-        "ds_write_b8_d16_hi" => store(1, Part::InHalf { byte: true, signed: false, high: true }),
-        "ds_write_b16_d16_hi" => store(1, Part::InHalf { byte: false, signed: false, high: true }),
+        "ds_read_b32" => load(1, WordPart::Word),
+        "ds_read_b64" => load(2, WordPart::Word),
+        "ds_read_b96" => load(3, WordPart::Word),
+        "ds_read_b128" => load(4, WordPart::Word),
+        "ds_read_u8" => load(1, WordPart::Byte { signed: false }),
+        "ds_read_i8" => load(1, WordPart::Byte { signed: true }),
+        "ds_read_u16" => load(1, WordPart::Half { signed: false }),
+        "ds_read_i16" => load(1, WordPart::Half { signed: true }),
+        "ds_read_u8_d16" => load(1, WordPart::InHalf { byte: true, signed: false, high: false }),
+        "ds_read_u8_d16_hi" => load(1, WordPart::InHalf { byte: true, signed: false, high: true }),
+        "ds_read_i8_d16" => load(1, WordPart::InHalf { byte: true, signed: true, high: false }),
+        "ds_read_i8_d16_hi" => load(1, WordPart::InHalf { byte: true, signed: true, high: true }),
+        "ds_read_u16_d16" => load(1, WordPart::InHalf { byte: false, signed: false, high: false }),
+        "ds_read_u16_d16_hi" => load(1, WordPart::InHalf { byte: false, signed: false, high: true }),
+        "ds_write_b32" => store(1, WordPart::Word),
+        "ds_write_b64" => store(2, WordPart::Word),
+        "ds_write_b96" => store(3, WordPart::Word),
+        "ds_write_b128" => store(4, WordPart::Word),
+        "ds_write_b8" => store(1, WordPart::Byte { signed: false }),
+        "ds_write_b16" => store(1, WordPart::Half { signed: false }),
+        "ds_write_b8_d16_hi" => store(1, WordPart::InHalf { byte: true, signed: false, high: true }),
+        "ds_write_b16_d16_hi" => store(1, WordPart::InHalf { byte: false, signed: false, high: true }),
         "ds_read2_b32" => Some(Access::LoadTwo { count: 1, stride: 4 }),
         "ds_read2_b64" => Some(Access::LoadTwo { count: 2, stride: 8 }),
         "ds_read2st64_b32" => Some(Access::LoadTwo { count: 1, stride: 256 }),

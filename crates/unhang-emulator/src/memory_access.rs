@@ -4,7 +4,7 @@ use unhang_isa::audit::wide_local_access;
 use unhang_isa::{Field, Format, Instruction};
 
 use crate::FaultKind;
-use crate::access::{Access, Comparison, Part, Space, Update};
+use crate::access::{Access, Comparison, Space, Update, WordPart};
 use crate::buffer::{BufferPlace, BufferResource};
 use crate::buffer_format::{DataFormat, IDENTITY, Typed};
 use crate::surroundings::{Surroundings, Target};
@@ -71,7 +71,7 @@ impl LaneAccess<'_, '_> {
     }
 
     /// Words, or a part of one.
-    fn load_words(&mut self, count: u8, part: Part) -> Result<(), FaultKind> {
+    fn load_words(&mut self, count: u8, part: WordPart) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         for lane in lanes {
             let target = self.wave.target(self.instruction, lane)?;
@@ -86,13 +86,13 @@ impl LaneAccess<'_, '_> {
     }
 
     /// Stores words, or a part of one.
-    fn store_words(&mut self, count: u8, part: Part) -> Result<(), FaultKind> {
+    fn store_words(&mut self, count: u8, part: WordPart) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         for lane in lanes {
             let target = self.wave.target(self.instruction, lane)?;
             for word in 0..count as u32 {
                 let mut value = self.wave.vector_lane(self.registers.data + word as usize, lane);
-                if let Part::InHalf { high: true, .. } = part {
+                if let WordPart::InHalf { high: true, .. } = part {
                     value >>= 16;
                 }
                 self.around.store(target.plus(word * 4), part.size(), value)?;
@@ -102,7 +102,7 @@ impl LaneAccess<'_, '_> {
     }
 
     /// From a buffer to local memory.
-    fn load_to_local(&mut self, part: Part) -> Result<(), FaultKind> {
+    fn load_to_local(&mut self, part: WordPart) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         let start = (self.wave.scalar(M0 as u8) & 0xffff) + self.instruction.bits(0, 12);
         for lane in lanes {
@@ -225,7 +225,7 @@ impl Wave {
                 let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
                 self.set_scalar64(register, self.executed);
             }
-            Access::Load { count, part: Part::Word } if is_plain_local => return lanes.load_local_words(count),
+            Access::Load { count, part: WordPart::Word } if is_plain_local => return lanes.load_local_words(count),
             Access::Load { count, part } => return lanes.load_words(count, part),
             Access::Store { count, part } => return lanes.store_words(count, part),
             Access::LoadToLocal { part } => return lanes.load_to_local(part),
@@ -443,13 +443,13 @@ fn selects(instruction: &Instruction, place: BufferPlace) -> [u8; 4] {
 }
 
 /// What becomes of a register whose lane loads a part of a word.
-pub(crate) fn widen(value: u32, part: Part, old: u32) -> u32 {
+pub(crate) fn widen(value: u32, part: WordPart, old: u32) -> u32 {
     match part {
-        Part::Word => value,
-        Part::Byte { signed: true } => value as i8 as i32 as u32,
-        Part::Half { signed: true } => value as i16 as i32 as u32,
-        Part::Byte { signed: false } | Part::Half { signed: false } => value,
-        Part::InHalf { byte, signed, high } => {
+        WordPart::Word => value,
+        WordPart::Byte { signed: true } => value as i8 as i32 as u32,
+        WordPart::Half { signed: true } => value as i16 as i32 as u32,
+        WordPart::Byte { signed: false } | WordPart::Half { signed: false } => value,
+        WordPart::InHalf { byte, signed, high } => {
             let value = if byte && signed { value as i8 as i16 as u16 as u32 } else { value & 0xffff };
             if high { old & 0xffff | value << 16 } else { old & 0xffff_0000 | value }
         }

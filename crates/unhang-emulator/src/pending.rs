@@ -73,7 +73,7 @@ struct Short {
 
 /// A state, the place in the code at which the wave is, and the lanes that are on if that makes a difference.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Step {
+struct PendingStep {
     place: u64,
     lanes: u64,
     state: u32,
@@ -82,12 +82,12 @@ struct Step {
 /// Where steps lead: a table in which one is found where its hash says, or a little behind.
 struct Steps {
     /// A power of two of them, at least half of them free; those have no state.
-    slots: Vec<(Step, u32)>,
+    slots: Vec<(PendingStep, u32)>,
     count: usize,
 }
 
 impl Steps {
-    const FREE: (Step, u32) = (Step { place: 0, lanes: 0, state: UNKNOWN }, UNKNOWN);
+    const FREE: (PendingStep, u32) = (PendingStep { place: 0, lanes: 0, state: UNKNOWN }, UNKNOWN);
     const FIRST: usize = 1 << 10;
 
     fn new() -> Steps {
@@ -96,7 +96,7 @@ impl Steps {
 
     /// The slot of a step, or the free one in which it belongs.
     #[inline(always)]
-    fn slot(&self, step: &Step) -> usize {
+    fn slot(&self, step: &PendingStep) -> usize {
         let mixed =
             (step.place ^ step.lanes.rotate_left(27) ^ (step.state as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut slot = (mixed >> 40) as usize & (self.slots.len() - 1);
@@ -108,13 +108,13 @@ impl Steps {
 
     /// Where a step leads, if that is known.
     #[inline(always)]
-    fn get(&self, step: &Step) -> Option<u32> {
+    fn get(&self, step: &PendingStep) -> Option<u32> {
         let (found, next) = self.slots[self.slot(step)];
         (found.state != UNKNOWN).then_some(next)
     }
 
     /// Keeps a step that is not known yet, if there is room.
-    fn insert(&mut self, step: Step, next: u32) {
+    fn insert(&mut self, step: PendingStep, next: u32) {
         if self.count >= MOST_STEPS {
             return;
         }
@@ -165,7 +165,7 @@ impl KnownStates {
     #[inline(always)]
     fn pass(&mut self, track: &mut Track, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
         if track.known != UNKNOWN
-            && let Some(next) = self.steps.get(&Step { place, lanes, state: track.known })
+            && let Some(next) = self.steps.get(&PendingStep { place, lanes, state: track.known })
         {
             if next == NOWHERE {
                 return false;
@@ -192,7 +192,7 @@ impl KnownStates {
             }
             return self.pass(track, place, lanes, take);
         }
-        let step = Step { place, lanes, state: track.known };
+        let step = PendingStep { place, lanes, state: track.known };
         self.restore(track);
         if !take(&mut track.pending) {
             self.steps.insert(step, NOWHERE);

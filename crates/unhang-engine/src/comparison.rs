@@ -10,7 +10,7 @@ use crate::Elements;
 use crate::tolerance::explained_by_rounding;
 
 /// An element's position in a result. [`Problem::operand_shapes`] names the axes.
-pub type Place = [usize; 4];
+pub type ElementPosition = [usize; 4];
 
 /// What is known about a result so far.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ impl Comparison {
         problem: &Problem,
         operands: [Elements<'_>; 2],
         bias: Option<Elements<'_>>,
-        places: &[Place],
+        places: &[ElementPosition],
         found: &[f64],
     ) {
         assert_eq!(places.len(), found.len(), "a number for each place");
@@ -96,7 +96,7 @@ fn largest_of(data_type: DataType) -> f64 {
 }
 
 /// One element of the result by definition, and the sum of its products' magnitudes.
-fn element(problem: &Problem, operands: [Elements<'_>; 2], place: Place) -> (f64, f64) {
+fn element(problem: &Problem, operands: [Elements<'_>; 2], place: ElementPosition) -> (f64, f64) {
     match operands {
         [Elements::F32(first), Elements::F32(second)] => element_of(problem, first, second, place, f64::from),
         [Elements::F16(first), Elements::F16(second)] => element_of(problem, first, second, place, f16::to_f64),
@@ -183,7 +183,7 @@ fn element_of<T: Copy>(
     problem: &Problem,
     first: &[T],
     second: &[T],
-    [i, j, k, l]: Place,
+    [i, j, k, l]: ElementPosition,
     wide: impl Fn(T) -> f64 + Copy,
 ) -> (f64, f64) {
     let layout = problem.layout();
@@ -278,7 +278,7 @@ mod tests {
         (0..count).map(|at| ((at * 37 + seed * 11) % 23) as f32 - 11.0).collect()
     }
 
-    fn every_place([n, c, h, w]: [usize; 4]) -> Vec<Place> {
+    fn every_place([n, c, h, w]: [usize; 4]) -> Vec<ElementPosition> {
         let mut places = Vec::new();
         for i in 0..n {
             for j in 0..c {
@@ -290,7 +290,7 @@ mod tests {
         places
     }
 
-    fn of_each(then: impl Fn(&Problem, [&[f32]; 2], &[Place], Vec<f64>)) {
+    fn of_each(then: impl Fn(&Problem, [&[f32]; 2], &[ElementPosition], Vec<f64>)) {
         for key in KEYS {
             for direction in Direction::ALL {
                 for layout in ["nchw", "nhwc"] {
@@ -308,7 +308,12 @@ mod tests {
         }
     }
 
-    fn compared(problem: &Problem, [a, b]: [&[f32]; 2], places: &[Place], found: &[f64]) -> (Option<bool>, String) {
+    fn compared(
+        problem: &Problem,
+        [a, b]: [&[f32]; 2],
+        places: &[ElementPosition],
+        found: &[f64],
+    ) -> (Option<bool>, String) {
         let mut comparison = Comparison::new(problem.data_type());
         comparison.add(problem, [Elements::F32(a), Elements::F32(b)], None, places, found);
         comparison.finding()

@@ -19,7 +19,7 @@ mod volume;
 
 use unhang_conv::Problem;
 
-pub use comparison::{Comparison, Place};
+pub use comparison::{Comparison, ElementPosition};
 pub use error::{EngineError, Unsupported};
 pub use half::{bf16, f16};
 pub use name::EngineName;

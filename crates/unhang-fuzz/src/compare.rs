@@ -88,7 +88,7 @@ impl Language {
 
 /// What came of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ComparedOutcome {
     /// Both sides wrote the same; how many instructions of waves the emulator executed, and the hazard across a call at
     /// which it stopped first, if any: then the repaired code ran to its end with the same checks.
     Same {
@@ -114,29 +114,29 @@ pub enum Outcome {
     NotCompiled(String),
 }
 
-impl Outcome {
+impl ComparedOutcome {
     /// Whether it is a failure, and which: kinds of failures are compared while minimising.
     pub fn failure(&self) -> Option<&str> {
         match self {
-            Outcome::Same { .. } => None,
-            Outcome::Differs { .. } => Some("differs"),
+            ComparedOutcome::Same { .. } => None,
+            ComparedOutcome::Differs { .. } => Some("differs"),
             // Up to the place.
-            Outcome::Fault(text) => text.split(" (kernel").next(),
-            Outcome::NotCompiled(_) => Some("not compiled"),
+            ComparedOutcome::Fault(text) => text.split(" (kernel").next(),
+            ComparedOutcome::NotCompiled(_) => Some("not compiled"),
         }
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ComparedOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Outcome::Same { instructions, hazard: None, .. } => write!(f, "same ({instructions} instructions)"),
-            Outcome::Same { hazard: Some(hazard), .. } => write!(f, "same, but {hazard}"),
-            Outcome::Differs { place, expected, found } => {
+            ComparedOutcome::Same { instructions, hazard: None, .. } => write!(f, "same ({instructions} instructions)"),
+            ComparedOutcome::Same { hazard: Some(hazard), .. } => write!(f, "same, but {hazard}"),
+            ComparedOutcome::Differs { place, expected, found } => {
                 write!(f, "{place} is {found:#010x} and not {expected:#010x} as on the host")
             }
-            Outcome::Fault(text) => write!(f, "fault: {text}"),
-            Outcome::NotCompiled(text) => write!(f, "not compiled: {text}"),
+            ComparedOutcome::Fault(text) => write!(f, "fault: {text}"),
+            ComparedOutcome::NotCompiled(text) => write!(f, "not compiled: {text}"),
         }
     }
 }
@@ -275,7 +275,7 @@ impl Bench {
     }
 
     /// Compiles a program for both sides, runs it and compares.
-    pub fn compare(&self, program: &Program, targets: &[Target]) -> Result<Vec<(Target, Outcome)>> {
+    pub fn compare(&self, program: &Program, targets: &[Target]) -> Result<Vec<(Target, ComparedOutcome)>> {
         let mut outcomes = Vec::new();
         for of_one_width in targets.chunk_by(|one, next| one.wave64 == next.wave64) {
             let expected = self.on_host(program, of_one_width[0].wave64);
@@ -283,8 +283,8 @@ impl Bench {
                 let object = self.compile(&program.source(), target);
                 let outcome = match (&expected, object) {
                     (Ok(expected), Ok(object)) => emulate(program.seed, &object, target, expected)?,
-                    (Err(error), _) => Outcome::NotCompiled(format!("{error:#}")),
-                    (_, Err(error)) => Outcome::NotCompiled(format!("{error:#}")),
+                    (Err(error), _) => ComparedOutcome::NotCompiled(format!("{error:#}")),
+                    (_, Err(error)) => ComparedOutcome::NotCompiled(format!("{error:#}")),
                 };
                 outcomes.push((target, outcome));
             }
@@ -305,9 +305,9 @@ pub fn names(object: &[u8], target: Target) -> Result<BTreeSet<&'static str>> {
 }
 
 /// Runs a code object with hazard checks; where it stops at one across a call, which compilers do not look for, again repaired.
-fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Result<Outcome> {
+fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Result<ComparedOutcome> {
     let same = |instructions, hazard| {
-        Ok::<_, anyhow::Error>(Outcome::Same { instructions, names: names(object, target)?, hazard })
+        Ok::<_, anyhow::Error>(ComparedOutcome::Same { instructions, names: names(object, target)?, hazard })
     };
     match launch(seed, object, Mode::Hazards(target.chip))? {
         Ok((buffers, instructions)) => Ok(judge(expected, &buffers).unwrap_or(same(instructions, None)?)),
@@ -317,10 +317,10 @@ fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Resu
             let repaired = repaired.context("repair changes nothing in code with a hazard across a call")?;
             Ok(match launch(seed, &repaired, Mode::Hazards(target.chip))? {
                 Ok((buffers, instructions)) => judge(expected, &buffers).unwrap_or(same(instructions, hazard)?),
-                Err(fault) => Outcome::Fault(fault.to_string()),
+                Err(fault) => ComparedOutcome::Fault(fault.to_string()),
             })
         }
-        Err(fault) => Ok(Outcome::Fault(fault.to_string())),
+        Err(fault) => Ok(ComparedOutcome::Fault(fault.to_string())),
     }
 }
 
@@ -353,7 +353,7 @@ fn launch(seed: u64, object: &[u8], mode: Mode) -> Result<Result<(Buffers, u64),
 }
 
 /// The first word that is not the same.
-fn judge(expected: &Buffers, found: &Buffers) -> Option<Outcome> {
+fn judge(expected: &Buffers, found: &Buffers) -> Option<ComparedOutcome> {
     let parts = [
         ("output", &expected.output, &found.output, output_words()),
         ("own memory", &expected.own, &found.own, OWN_WORDS),
@@ -362,7 +362,11 @@ fn judge(expected: &Buffers, found: &Buffers) -> Option<Outcome> {
     for (name, expected, found, each) in parts {
         if let Some(place) = (0..expected.len()).find(|&place| expected[place] != found[place]) {
             let place_name = format!("word {} of the {name} of thread {}", place % each, place / each);
-            return Some(Outcome::Differs { place: place_name, expected: expected[place], found: found[place] });
+            return Some(ComparedOutcome::Differs {
+                place: place_name,
+                expected: expected[place],
+                found: found[place],
+            });
         }
     }
     None

@@ -5,7 +5,7 @@ use crate::random::Random;
 
 /// The type of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum VariableKind {
     U32,
     I32,
     U64,
@@ -21,12 +21,12 @@ enum Kind {
     HalfPair,
 }
 
-use Kind::{F16, F32, F64, HalfPair, I16, I32, I64, Pair, U8, U16, U32, U64};
+use VariableKind::{F16, F32, F64, HalfPair, I16, I32, I64, Pair, U8, U16, U32, U64};
 
 /// In the order of [`VARIABLES`].
-const KINDS: [Kind; 12] = [U32, I32, U64, I64, U16, I16, U8, F32, F64, F16, Pair, HalfPair];
+const KINDS: [VariableKind; 12] = [U32, I32, U64, I64, U16, I16, U8, F32, F64, F16, Pair, HalfPair];
 
-impl Kind {
+impl VariableKind {
     fn name(self) -> &'static str {
         VARIABLES[self as usize].0
     }
@@ -35,7 +35,7 @@ impl Kind {
 struct Generator {
     random: Random,
     /// Functions that may be called: what they return.
-    callable: Vec<Kind>,
+    callable: Vec<VariableKind>,
     /// Counters of the loops around.
     loops: usize,
     /// Whether statements stand in the kernel, with memory around.
@@ -171,7 +171,7 @@ impl Generator {
         }
     }
 
-    fn variable(&mut self, kind: Kind) -> String {
+    fn variable(&mut self, kind: VariableKind) -> String {
         let (_, name, count) = VARIABLES[kind as usize];
         format!("s.{name}{}", self.random.below(count))
     }
@@ -238,7 +238,7 @@ impl Generator {
         }
     }
 
-    fn constant(&mut self, kind: Kind) -> String {
+    fn constant(&mut self, kind: VariableKind) -> String {
         let word = self.random.word();
         let wide =
             (self.random.word() as u64) << if self.random.once_in(2) { 32 } else { 0 } | self.random.word() as u64;
@@ -262,7 +262,7 @@ impl Generator {
         }
     }
 
-    fn leaf(&mut self, kind: Kind) -> String {
+    fn leaf(&mut self, kind: VariableKind) -> String {
         match self.random.below(8) {
             0 => self.constant(kind),
             1 if kind == U32 && self.loops > 0 => format!("k{}", self.random.below(self.loops)),
@@ -285,7 +285,7 @@ impl Generator {
     }
 
     /// An expression of a type; its operands are of less depth.
-    fn expression(&mut self, kind: Kind, depth: usize) -> String {
+    fn expression(&mut self, kind: VariableKind, depth: usize) -> String {
         if depth == 0 {
             return self.leaf(kind);
         }
@@ -311,7 +311,7 @@ impl Generator {
         }
     }
 
-    fn call(&mut self, kind: Kind, depth: usize) -> Option<String> {
+    fn call(&mut self, kind: VariableKind, depth: usize) -> Option<String> {
         let fitting: Vec<usize> = (0..self.callable.len()).filter(|&number| self.callable[number] == kind).collect();
         if fitting.is_empty() || !self.random.once_in(5) {
             return None;
@@ -321,7 +321,7 @@ impl Generator {
         Some(format!("function{number}({a}, {b}, {c})"))
     }
 
-    fn whole(&mut self, kind: Kind, depth: usize) -> String {
+    fn whole(&mut self, kind: VariableKind, depth: usize) -> String {
         let name = kind.name();
         let bits = match kind {
             U64 | I64 => 64,
@@ -353,7 +353,7 @@ impl Generator {
     }
 
     /// From another type.
-    fn converted(&mut self, kind: Kind, depth: usize) -> String {
+    fn converted(&mut self, kind: VariableKind, depth: usize) -> String {
         let from = [U32, I32, U64, I64, U16, I16, U8, F32, F64, F16, Pair, HalfPair][self.random.below(12)];
         let value = self.expression(from, depth);
         let name = kind.name();
@@ -368,7 +368,7 @@ impl Generator {
     }
 
     /// Instructions by name, and what the compiler has a function for.
-    fn special(&mut self, kind: Kind, depth: usize, a: String, b: String) -> String {
+    fn special(&mut self, kind: VariableKind, depth: usize, a: String, b: String) -> String {
         let choice = self.random.below(24);
         match kind {
             U32 => {
@@ -424,7 +424,7 @@ impl Generator {
         }
     }
 
-    fn float(&mut self, kind: Kind, depth: usize) -> String {
+    fn float(&mut self, kind: VariableKind, depth: usize) -> String {
         let name = kind.name();
         let (a, b) = (self.expression(kind, depth), self.expression(kind, depth));
         let suffix = if kind == F32 { "f" } else { "" };
@@ -465,7 +465,7 @@ impl Generator {
         }
     }
 
-    fn float_from(&mut self, kind: Kind, depth: usize) -> String {
+    fn float_from(&mut self, kind: VariableKind, depth: usize) -> String {
         let name = kind.name();
         let from = [U32, I32, U64, I64, U16, U8, F32, F64, F16][self.random.below(9)];
         let value = self.expression(from, depth);

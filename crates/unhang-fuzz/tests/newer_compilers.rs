@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use unhang_fuzz::compare::{Bench, Language, Outcome, Target};
+use unhang_fuzz::compare::{Bench, ComparedOutcome, Language, Target};
 use unhang_fuzz::generate::generate;
 use unhang_isa::audit::{Context, Finding, Rule, audit};
 use unhang_isa::elf::CodeObject;
@@ -216,7 +216,7 @@ fn random_programs_of_newer_compilers_compute_as_on_the_host() {
         let half = targets.len() / 2;
         let chosen = [targets[seed as usize % half], targets[half + seed as usize % half]];
         for (target, outcome) in bench.compare(&generate(seed), &chosen).unwrap() {
-            let Outcome::Same { instructions: executed, hazard, .. } = &outcome else {
+            let ComparedOutcome::Same { instructions: executed, hazard, .. } = &outcome else {
                 panic!(
                     "seed {seed} {target}: {outcome}\n  \
                      again: UNHANG_FUZZ_SEED={seed} UNHANG_TEST_CASES=1 UNHANG_FUZZ_TARGET={target} cargo test -p unhang-fuzz"

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use unhang_fuzz::compare::{Bench, Outcome, Target};
+use unhang_fuzz::compare::{Bench, ComparedOutcome, Target};
 use unhang_fuzz::generate::generate;
 use unhang_fuzz::minimise::minimise;
 use unhang_fuzz::program::Program;
@@ -52,7 +52,7 @@ struct Totals {
 }
 
 /// Writes the program, and what is left of it when all is taken away that the failure does not need.
-fn keep(bench: &Bench, seed: u64, target: Target, outcome: &Outcome) -> String {
+fn keep(bench: &Bench, seed: u64, target: Target, outcome: &ComparedOutcome) -> String {
     let program = generate(seed);
     let trials = setting("UNHANG_FUZZ_TRIALS").unwrap_or(150);
     let fails = |smaller: &Program| {
@@ -101,7 +101,7 @@ fn random_programs_give_the_same_on_the_host_and_on_the_emulator() {
             totals.runs += 1;
             println!("seed {seed} {target}: {outcome}");
             match &outcome {
-                Outcome::Same { instructions, names, hazard } => {
+                ComparedOutcome::Same { instructions, names, hazard } => {
                     totals.names.extend(names);
                     totals.instructions += instructions;
                     totals.hazards += hazard.is_some() as u64;

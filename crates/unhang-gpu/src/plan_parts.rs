@@ -80,7 +80,7 @@ impl Geometry {
     }
 
     /// Forward, else backward-data; an error for what computes no filter's gradient.
-    fn is_forward(&self, choice: &str) -> Result<bool, String> {
+    pub(crate) fn is_forward(&self, choice: &str) -> Result<bool, String> {
         match self.problem.direction() {
             Direction::Forward => Ok(true),
             Direction::BackwardData => Ok(false),

@@ -37,7 +37,9 @@ impl LaunchPlan {
         }
         match *choice {
             Choice::Plain => parts::plain(&geometry),
-            Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, [packed, flat, false], splits),
+            Choice::Gemm { tile, packed, flat, splits } => {
+                gemm(&geometry, &Products { tile, packed, flat, half: false, splits })
+            }
             Choice::HalfGemm { tile, packed, splits } => half_gemm(&geometry, tile, packed, splits),
             Choice::Patches { tile, splits } => patches(&geometry, tile, splits),
             Choice::Narrow { strip } => parts::narrow(&geometry, strip),
@@ -79,20 +81,26 @@ fn half_gemm(geometry: &Geometry, tile: Tile, packed: bool, splits: u32) -> Resu
     if !tile.is_for_half() {
         return Err(format!("{tile} needs too many registers for short and long sums"));
     }
-    gemm(geometry, tile, [packed, false, true], splits)
+    gemm(geometry, &Products { tile, packed, flat: false, half: true, splits })
 }
 
-fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits: u32) -> Result<LaunchPlan, String> {
+/// [`Choice::Gemm`] or [`Choice::HalfGemm`].
+struct Products {
+    tile: Tile,
+    packed: bool,
+    flat: bool,
+    half: bool,
+    splits: u32,
+}
+
+fn gemm(geometry: &Geometry, products: &Products) -> Result<LaunchPlan, String> {
+    let &Products { tile, packed, flat, half, splits } = products;
     tile_fits(tile)?;
     if !packed || half {
         geometry.refuse_general()?;
     }
     let problem = &geometry.problem;
-    let forward = match problem.direction() {
-        Direction::Forward => true,
-        Direction::BackwardData => false,
-        Direction::BackwardWeights => return Err("gemm is for forward and backward-data".into()),
-    };
+    let forward = geometry.is_forward("gemm")?;
     if flat && !forward {
         return Err("a flat reduction is for forward only".into());
     }

@@ -2,7 +2,7 @@
 
 mod definition;
 
-pub use definition::{Kind, Pooling};
+pub use definition::{Pooling, PoolingKind};
 
 use unhang_conv::DataType;
 
@@ -96,7 +96,7 @@ impl Launch {
                 .try_fold(0usize, |far, (&size, stride)| far.checked_add(size.checked_sub(1)?.checked_mul(stride)?))?;
             (far < i32::MAX as usize && all.iter().product::<usize>() < i32::MAX as usize).then_some(())?;
         }
-        let has_indices = sizes.kind == Kind::Largest;
+        let has_indices = sizes.kind == PoolingKind::Largest;
         let entry = match (has_indices, task.backward) {
             (true, false) => "pooling_largest",
             (false, false) => "pooling_mean",
@@ -160,7 +160,7 @@ impl Task {
             index_bits: self.index as i32,
             index_in_window: i32::from(sizes.index_in_window),
             taps: int(sizes.taps())?,
-            inclusive: i32::from(sizes.kind == Kind::InclusiveMean),
+            inclusive: i32::from(sizes.kind == PoolingKind::InclusiveMean),
             inverse_taps: (1.0 / sizes.taps() as f64).into(),
             alpha: self.factors[0].into(),
             beta: self.factors[1].into(),
@@ -207,7 +207,7 @@ mod tests {
 
     fn task() -> Task {
         let sizes = Pooling {
-            kind: Kind::Largest,
+            kind: PoolingKind::Largest,
             batch: 2,
             channels: 5,
             input: [1, 9, 9],

@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
 use unhang_gpu::compiler::{Compiler, Hiprtc};
-use unhang_gpu::driver::{DeviceEvents, Driver, DriverError, Event, Function, HipChip, VendorDriver, hip_pci_address};
+use unhang_gpu::driver::{
+    DeviceEvents, Driver, DriverError, Function, HipChip, StreamEvent, VendorDriver, hip_pci_address,
+};
 
 /// Compiles the stand-in under the name of the runtime. `None` where there is no C compiler.
 fn compile(folder: &Path, option: &str) -> Option<Library> {
@@ -76,12 +78,12 @@ fn a_failed_call_of_ours_leaves_no_error_for_torch_to_find() {
     assert_eq!(stand_in.last_error(), 0);
     assert_eq!(code(hip.load(b"the object\0", "missing")), 500);
     assert_eq!(code(hip.allocate(1 << 30)), 2);
-    assert_eq!(code(hip.destroy_event(Event(0))), 400);
+    assert_eq!(code(hip.destroy_event(StreamEvent(0))), 400);
     assert_eq!(code(hip.is_capturing(9)), 400);
-    assert_eq!(hip.elapsed(Event(1), Event(2)), Ok(None), "not ready is no failure");
+    assert_eq!(hip.elapsed(StreamEvent(1), StreamEvent(2)), Ok(None), "not ready is no failure");
     assert_eq!(code(hip_pci_address(5)), 101);
     let events = DeviceEvents::hip(0).unwrap();
-    assert_eq!(events.has_happened(Event(2)), Ok(false));
+    assert_eq!(events.has_happened(StreamEvent(2)), Ok(false));
     assert_eq!(stand_in.last_error(), 0);
 }
 

@@ -38,7 +38,7 @@ pub struct Change {
 
 /// What was done, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct InstallOutcome {
     /// The changes.
     pub changes: Vec<Change>,
     /// Things to know: files that were left alone, and why.
@@ -172,14 +172,19 @@ fn describe(site: &Site, plan: &WorkList) -> Vec<Change> {
 }
 
 /// Installs a profile. Twice in a row does nothing the second time. A dry run only says what would be done.
-pub fn install(system: &System, scope: Scope, profile: &Profile, dry_run: bool) -> Result<Outcome, InstallError> {
+pub fn install(
+    system: &System,
+    scope: Scope,
+    profile: &Profile,
+    dry_run: bool,
+) -> Result<InstallOutcome, InstallError> {
     let site = Site::open(system, scope)?;
     install_at(&site, Some(profile), dry_run)
 }
 
 /// Moves the settings of earlier attempts aside, takes an installed profile out, and installs none. [`uninstall`] brings
 /// back what was moved.
-pub fn clean(system: &System, scope: Scope, dry_run: bool) -> Result<Outcome, InstallError> {
+pub fn clean(system: &System, scope: Scope, dry_run: bool) -> Result<InstallOutcome, InstallError> {
     let site = Site::open(system, scope)?;
     install_at(&site, None, dry_run)
 }
@@ -191,9 +196,9 @@ fn name_of(profile: Option<&Profile>) -> &str {
     profile.map_or(NO_PROFILE, |profile| profile.name)
 }
 
-fn install_at(site: &Site, profile: Option<&Profile>, dry_run: bool) -> Result<Outcome, InstallError> {
+fn install_at(site: &Site, profile: Option<&Profile>, dry_run: bool) -> Result<InstallOutcome, InstallError> {
     let _lock = if dry_run { None } else { Some(site.tree.lock()?) };
-    let mut outcome = Outcome::default();
+    let mut outcome = InstallOutcome::default();
     if let Some(journal) = Journal::read(site)? {
         if journal.phase == Phase::Installed && is_current(site, &journal, profile)? {
             return Ok(outcome);
@@ -332,18 +337,18 @@ fn carry_out(site: &Site, profile: &str, plan: WorkList) -> Result<(), InstallEr
 }
 
 /// Takes an installation out. The tree after is the tree before; files that somebody changed since keep the changes.
-pub fn uninstall(system: &System, scope: Scope, dry_run: bool) -> Result<Outcome, InstallError> {
+pub fn uninstall(system: &System, scope: Scope, dry_run: bool) -> Result<InstallOutcome, InstallError> {
     let site = Site::open(system, scope)?;
     uninstall_at(&site, dry_run)
 }
 
-fn uninstall_at(site: &Site, dry_run: bool) -> Result<Outcome, InstallError> {
+fn uninstall_at(site: &Site, dry_run: bool) -> Result<InstallOutcome, InstallError> {
     let _lock = if dry_run { None } else { Some(site.tree.lock()?) };
     let Some(journal) = Journal::read(site)? else {
         if !dry_run {
             journal::clean_up(site)?;
         }
-        return Ok(Outcome::default());
+        return Ok(InstallOutcome::default());
     };
     if dry_run {
         let changes = journal.steps.iter().filter_map(|step| {
@@ -354,7 +359,7 @@ fn uninstall_at(site: &Site, dry_run: bool) -> Result<Outcome, InstallError> {
             };
             Some(Change { action, path: site.shown(path), diff: Vec::new() })
         });
-        return Ok(Outcome {
+        return Ok(InstallOutcome {
             changes: changes.collect(),
             notes: Vec::new(),
             recovered: journal.phase != Phase::Installed,
@@ -364,8 +369,8 @@ fn uninstall_at(site: &Site, dry_run: bool) -> Result<Outcome, InstallError> {
 }
 
 /// Undoes what a journal names, however far it got.
-fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
-    let mut outcome = Outcome { recovered: journal.phase != Phase::Installed, ..Outcome::default() };
+fn undo(site: &Site, mut journal: Journal) -> Result<InstallOutcome, InstallError> {
+    let mut outcome = InstallOutcome { recovered: journal.phase != Phase::Installed, ..InstallOutcome::default() };
     if journal.phase == Phase::Installed {
         journal.phase = Phase::Removing;
         journal.write(site)?;

@@ -46,5 +46,5 @@ pub use kernel::{LogKind, LogLine, OsKernel, Parameter};
 pub use leftovers::Leftover;
 pub use machine::{Machine, is_shielded};
 pub use software::{LoadedLibrary, Rocm, Software, Torch, packages_of};
-pub use steps::{Step, Way, steps};
+pub use steps::{AdviceStep, Way, steps};
 pub use system::{DeviceAccess, Environment, LARGE, Obstacle, ReadError, SMALL, System};

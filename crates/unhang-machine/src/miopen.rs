@@ -29,7 +29,7 @@ const QUICK_TEXT: usize = 2 * 1024 * 1024;
 /// The kinds of databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum DatabaseKind {
     /// Which solver was fastest, per problem.
     FindDb,
     /// Tuned parameters of solvers.
@@ -44,7 +44,7 @@ pub struct Database {
     /// The file, as the machine sees it.
     pub path: PathBuf,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: DatabaseKind,
     /// Bytes.
     pub size: u64,
 }
@@ -90,13 +90,13 @@ pub fn folders(system: &System) -> Vec<PathBuf> {
 }
 
 /// What a file's name says that it is.
-fn kind(name: &str) -> Option<Kind> {
+fn kind(name: &str) -> Option<DatabaseKind> {
     if name.ends_with(".ufdb.txt") || name.ends_with(".fdb.txt") {
-        Some(Kind::FindDb)
+        Some(DatabaseKind::FindDb)
     } else if name.ends_with(".ukdb") || name.ends_with(".kdb") {
-        Some(Kind::KernelDb)
+        Some(DatabaseKind::KernelDb)
     } else if name.ends_with(".udb") || name.ends_with(".updb.txt") {
-        Some(Kind::PerfDb)
+        Some(DatabaseKind::PerfDb)
     } else {
         None
     }
@@ -135,7 +135,7 @@ pub(crate) fn quick_look(system: &System) -> QuickLook {
         if database.path.extension().is_some_and(|ending| ending == "txt") {
             // A bound on the read cuts the last line in two: that one is not damage.
             let Ok(bytes) = system.bytes(&database.path, QUICK_TEXT) else { continue };
-            if database.kind != Kind::FindDb {
+            if database.kind != DatabaseKind::FindDb {
                 continue;
             }
             let mut parsed = find_db::parse(&bytes);
@@ -199,7 +199,7 @@ fn check(system: &System, database: Database) -> Checked {
     let text = checked.database.path.extension().is_some_and(|ending| ending == "txt");
     if text {
         match system.bytes(&checked.database.path, MOST_TEXT) {
-            Ok(bytes) if checked.database.kind == Kind::FindDb => {
+            Ok(bytes) if checked.database.kind == DatabaseKind::FindDb => {
                 let parsed = find_db::parse(&bytes);
                 checked.damage = damages(&path, &parsed);
                 checked.sound = parsed.records.len();
@@ -217,7 +217,7 @@ fn check(system: &System, database: Database) -> Checked {
             return checked;
         }
     };
-    match KernelDb::read(&real, checked.database.kind == Kind::KernelDb) {
+    match KernelDb::read(&real, checked.database.kind == DatabaseKind::KernelDb) {
         Ok(read) => {
             checked.sound = read.sound;
             checked.kernels = read.kernels;

@@ -15,7 +15,7 @@ use crate::software::Torch;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Step {
+pub struct AdviceStep {
     /// What, and what for, in one line.
     pub what: String,
     /// The command that does it, where one does.
@@ -44,10 +44,15 @@ pub struct Way {
     pub confidence: Confidence,
 }
 
-impl Step {
-    fn new(what: impl Into<String>, command: impl Into<String>, settles: &[&'static str], sure: Confidence) -> Step {
+impl AdviceStep {
+    fn new(
+        what: impl Into<String>,
+        command: impl Into<String>,
+        settles: &[&'static str],
+        sure: Confidence,
+    ) -> AdviceStep {
         let (what, command) = (what.into(), Some(command.into()));
-        Step { what, command, ways: Vec::new(), settles: settles.to_vec(), confidence: sure }
+        AdviceStep { what, command, ways: Vec::new(), settles: settles.to_vec(), confidence: sure }
     }
 }
 
@@ -95,10 +100,10 @@ impl Examination {
 }
 
 /// What to do, in order. Empty where all is well.
-pub fn steps(examination: &Examination) -> Vec<Step> {
+pub fn steps(examination: &Examination) -> Vec<AdviceStep> {
     let findings: Vec<&Finding> =
         examination.findings.iter().filter(|finding| finding.severity != Severity::Info).collect();
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<AdviceStep> = Vec::new();
     // Nothing else matters while the card cannot be reached.
     for id in ["kfd-no-access", "queue-preemption", "pci-atomics"] {
         steps.extend(findings.iter().filter(|finding| finding.id == id).map(|finding| of_finding(finding)));
@@ -114,7 +119,7 @@ pub fn steps(examination: &Examination) -> Vec<Step> {
             continue;
         }
         let step = of_finding(finding);
-        let does = |other: &Step, command: &str| {
+        let does = |other: &AdviceStep, command: &str| {
             other.command.as_deref() == Some(command)
                 || other.ways.iter().any(|way| way.commands.iter().any(|it| it == command))
         };
@@ -133,7 +138,7 @@ fn spoofs(file: &Leftover) -> bool {
 }
 
 /// Files, variables and caches that earlier attempts left.
-fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<Step> {
+fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<AdviceStep> {
     let mut steps = Vec::new();
     let mut files: Vec<&Leftover> = examination.leftovers.iter().filter(|file| file.movable).collect();
     // A spoof that unhang installed is wanted until there is a torch that does without.
@@ -144,21 +149,21 @@ fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<Step> {
         let names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
         let what = format!("Move the settings of earlier attempts aside: {}", names.join(", "));
         let command = clean_command(&examination.program, files.iter().map(|file| file.path.as_path()));
-        steps.push(Step::new(what, command, &["leftover-profile"], Confidence::Documented));
+        steps.push(AdviceStep::new(what, command, &["leftover-profile"], Confidence::Documented));
     }
     let by_hand: Vec<String> =
         examination.leftovers.iter().filter(|file| !file.movable).map(|file| file.path.display().to_string()).collect();
     if !by_hand.is_empty() && findings.iter().any(|finding| finding.id == "leftover-profile") {
         let what = format!("Edit by hand what unhang leaves alone: {}", by_hand.join(", "));
         let settles = vec!["leftover-profile"];
-        steps.push(Step { what, command: None, ways: Vec::new(), settles, confidence: Confidence::Documented });
+        steps.push(AdviceStep { what, command: None, ways: Vec::new(), settles, confidence: Confidence::Documented });
     }
     steps.extend(variables_to_unset(examination, findings, &files));
     let damaged = findings.iter().any(|finding| finding.id == "miopen-cache-corrupt");
     if let (true, Some(narrowed)) = (damaged, findings.iter().find(|finding| finding.id == "miopen-cache-narrowed")) {
         let what = "Remove what is damaged or outdated from MIOpen's databases";
         let ids = ["miopen-cache-corrupt", "miopen-cache-narrowed"];
-        steps.push(Step::new(what, command_in(narrowed).unwrap_or_default(), &ids, narrowed.confidence));
+        steps.push(AdviceStep::new(what, command_in(narrowed).unwrap_or_default(), &ids, narrowed.confidence));
     } else {
         let caches = findings.iter().filter(|finding| finding.id.starts_with("miopen-cache-"));
         steps.extend(caches.map(|finding| of_finding(finding)));
@@ -167,7 +172,7 @@ fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<Step> {
 }
 
 /// One `unset` for what the files set in this shell, for the spoof, and for all findings whose remedy that is.
-fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &[&Leftover]) -> Option<Step> {
+fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &[&Leftover]) -> Option<AdviceStep> {
     let (mut names, mut ids): (Vec<String>, Vec<&'static str>) = (Vec::new(), Vec::new());
     let mut add = |name: &str| {
         if !names.iter().any(|known| known == name) {
@@ -199,7 +204,7 @@ fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &
         false => "Unset variables that do harm or have no effect",
     };
     let command = format!("unset {}", names.join(" "));
-    Some(Step { settles: ids, ..Step::new(what, command, &[], Confidence::Documented) })
+    Some(AdviceStep { settles: ids, ..AdviceStep::new(what, command, &[], Confidence::Documented) })
 }
 
 /// The chip of the RDNA1 card that is here.
@@ -215,7 +220,7 @@ fn native_torch(examination: &Examination) -> Option<&Torch> {
 }
 
 /// The torch for an RDNA1 card: how to use the one that is here, or the ways to one.
-fn about_torch(examination: &Examination) -> Option<Step> {
+fn about_torch(examination: &Examination) -> Option<AdviceStep> {
     let gfx = affected_chip(examination)?;
     let settles = BY_TORCH.to_vec();
     if let Some(torch) = native_torch(examination) {
@@ -314,22 +319,22 @@ fn install_if_missing(examination: &Examination, torch: &Torch) -> Option<String
 }
 
 /// A step of several ways; where there is one only, that is the step.
-fn of_ways(what: String, ways: Vec<Way>, settles: Vec<&'static str>) -> Step {
+fn of_ways(what: String, ways: Vec<Way>, settles: Vec<&'static str>) -> AdviceStep {
     let confidence = ways.first().map_or(Confidence::Inferred, |way| way.confidence);
     match <[Way; 1]>::try_from(ways) {
         Ok([only]) if only.commands.len() == 1 => {
-            Step { settles, ..Step::new(only.what, only.commands.concat(), &[], confidence) }
+            AdviceStep { settles, ..AdviceStep::new(only.what, only.commands.concat(), &[], confidence) }
         }
         Ok([only]) => {
             let what = only.what.clone();
-            Step { what, command: None, ways: vec![only], settles, confidence }
+            AdviceStep { what, command: None, ways: vec![only], settles, confidence }
         }
-        Err(ways) => Step { what, command: None, ways, settles, confidence },
+        Err(ways) => AdviceStep { what, command: None, ways, settles, confidence },
     }
 }
 
 /// Cards that are not RDNA1: MIOpen may fail there too, and that can be found out.
-fn other_cards(examination: &Examination) -> Vec<Step> {
+fn other_cards(examination: &Examination) -> Vec<AdviceStep> {
     let has_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD);
     let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
     let Some(torch) = torch.filter(|_| has_amd) else { return Vec::new() };
@@ -340,7 +345,7 @@ fn other_cards(examination: &Examination) -> Vec<Step> {
     let probe = Way { what: what.to_owned(), recommended: true, commands, confidence: Confidence::Documented };
     vec![
         of_ways(what.to_owned(), vec![probe], vec!["not-affected"]),
-        Step::new(instead, "unhang run --everywhere -- python train.py", &["not-affected"], Confidence::Inferred),
+        AdviceStep::new(instead, "unhang run --everywhere -- python train.py", &["not-affected"], Confidence::Inferred),
     ]
 }
 
@@ -349,7 +354,7 @@ fn command_in(finding: &Finding) -> Option<&str> {
     finding.fix.as_deref()?.split('`').nth(1)
 }
 
-fn of_finding(finding: &Finding) -> Step {
+fn of_finding(finding: &Finding) -> AdviceStep {
     let command = command_in(finding).map(str::to_owned);
     let afterwards = finding.fix.as_deref().and_then(|fix| fix.split('`').nth(2)?.strip_prefix(", then "));
     let what = match (&command, &finding.fix, afterwards) {
@@ -360,5 +365,5 @@ fn of_finding(finding: &Finding) -> Step {
     let mut letters = what.chars();
     let what = letters.next().map(|first| first.to_uppercase().collect::<String>() + letters.as_str());
     let what = what.unwrap_or_default();
-    Step { what, command, ways: Vec::new(), settles: vec![finding.id], confidence: finding.confidence }
+    AdviceStep { what, command, ways: Vec::new(), settles: vec![finding.id], confidence: finding.confidence }
 }

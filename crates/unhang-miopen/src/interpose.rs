@@ -26,7 +26,7 @@ use crate::{bias, fusion};
 
 /// Whether a call is a question, or puts work into the stream: a search or a convolution, which may never return.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CallKind {
     Question,
     Work,
 }
@@ -41,7 +41,7 @@ struct Ours<'a> {
 
 /// Decides on a convolution call, and either passes it on or answers it. No panic leaves this.
 fn boundary(
-    kind: Kind,
+    kind: CallKind,
     call: Call,
     forward: impl FnOnce(&Real) -> Status,
     ours: impl FnOnce(&Ours<'_>) -> Status,
@@ -64,7 +64,7 @@ fn boundary(
     match decided {
         Ok(None) => forward(real),
         Ok(Some(Ok(status))) => status,
-        Ok(Some(Err((process, subject)))) if kind == Kind::Work => {
+        Ok(Some(Err((process, subject)))) if kind == CallKind::Work => {
             process.watched(|| stream_of(real, call.handle), || subject, || forward(real))
         }
         Ok(Some(Err(_))) => forward(real),
@@ -139,7 +139,7 @@ macro_rules! direction {
             $size(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, bytes: *mut usize) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Question,
+                    CallKind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).workspace_size, handle, $qa, $qb, convolution, $out, bytes),
                     |ours| answer(bytes, || ours.route.workspace_bytes() as usize),
@@ -152,7 +152,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Work,
+                    CallKind::Work,
                     call,
                     |real| forward!(
                         real.functions.of(call.direction).find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
@@ -171,7 +171,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Work,
+                    CallKind::Work,
                     call,
                     |real| forward!(
                         real.functions.of(call.direction).execute, handle, alpha, $fa, $fap, $fb, $fbp, convolution, algorithm,
@@ -193,7 +193,7 @@ macro_rules! direction {
             $count(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, count: *mut usize) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Question,
+                    CallKind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).solution_count, handle, $qa, $qb, convolution, $out, count),
                     |_| answer(count, || 1),
@@ -206,7 +206,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Question,
+                    CallKind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).solution, handle, $qa, $qb, convolution, $out, most, count, solutions),
                     |ours| solution(ours, most, count, solutions),
@@ -216,7 +216,7 @@ macro_rules! direction {
             $solution_size(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, id: u64, bytes: *mut usize) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Question,
+                    CallKind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).solution_workspace_size, handle, $qa, $qb, convolution, $out, id, bytes),
                     |ours| match check_id(ours, id) {
@@ -229,7 +229,7 @@ macro_rules! direction {
             $compile(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, id: u64) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Work,
+                    CallKind::Work,
                     call,
                     |real| forward!(real.functions.of(call.direction).compile_solution, handle, $qa, $qb, convolution, $out, id),
                     |ours| check_id(ours, id),
@@ -242,7 +242,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
-                    Kind::Work,
+                    CallKind::Work,
                     call,
                     |real| forward!(
                         real.functions.of(call.direction).immediate, handle, $qa, $qap, $qb, $qbp, convolution, $out, $outp,

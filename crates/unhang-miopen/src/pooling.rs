@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Kind, Pooling, Task};
+use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Pooling, PoolingKind, Task};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
 use unhang_session::pool;
 
@@ -12,14 +12,14 @@ use crate::face::{on_device, process};
 use crate::real::{self, Real};
 
 /// `miopenPoolingMode_t`, in its order.
-const KINDS: [Kind; 3] = [Kind::Largest, Kind::Mean, Kind::InclusiveMean];
+const KINDS: [PoolingKind; 3] = [PoolingKind::Largest, PoolingKind::Mean, PoolingKind::InclusiveMean];
 /// `miopenPoolingWorkspaceIndexMask`: an index counts in its window.
 const INDEX_IN_WINDOW: c_int = 0;
 
 /// What a pooling's descriptor says, of depth, height and width.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Window {
-    kind: Kind,
+    kind: PoolingKind,
     axes: c_int,
     window: [usize; 3],
     padding: [usize; 3],
@@ -119,7 +119,7 @@ impl Call {
         let [x, y] = self.tensors.map(|it| read_tensor(real, it));
         let task = Window::read(real, self.pooling)?.task(self.backward, &x?, &y?, factors)?;
         let (place, bytes) = self.workspace;
-        let keeps_indices = task.sizes.kind == Kind::Largest && self.keeps_indices;
+        let keeps_indices = task.sizes.kind == PoolingKind::Largest && self.keeps_indices;
         // A size of 0 says nothing: AMD's own driver program gives that.
         let is_small = bytes != 0 && bytes < task.sizes.outputs() * task.index.bytes();
         if keeps_indices && (place.is_null() || is_small) {

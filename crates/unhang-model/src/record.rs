@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unhang_emulator::{Dispatch, Fault, Follow, Machine, Moment, Object, Observer, Space, Touched};
 
 use crate::card::{BANKS, LINE, LOCAL_BYTES_PER_CYCLE};
-use crate::step::{Kind, Step};
+use crate::step::{IssueKind, TimedInstruction};
 
 /// What a memory instruction costs where it was executed.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) enum Cost {
 
 /// An instruction that was executed: its place among the steps, and among the costs if it touched memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Event {
+pub(crate) struct ExecutedInstruction {
     pub step: u32,
     pub cost: u32,
 }
@@ -30,13 +30,13 @@ pub(crate) const NO_COST: u32 = u32::MAX;
 /// What one wave executed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Track {
-    pub events: Vec<Event>,
+    pub events: Vec<ExecutedInstruction>,
 }
 
 /// What some workgroups executed, in the order of the grid.
 #[derive(Default)]
 pub(crate) struct Record {
-    pub steps: Vec<Step>,
+    pub steps: Vec<TimedInstruction>,
     pub costs: Vec<Cost>,
     pub lines: Vec<u64>,
     pub groups: Vec<Vec<Track>>,
@@ -78,15 +78,15 @@ impl Observer for Recorder {
             return Follow::EndWave;
         }
         let step = *known.entry(moment.address).or_insert_with(|| {
-            record.steps.push(Step::of(moment));
+            record.steps.push(TimedInstruction::of(moment));
             record.steps.len() as u32 - 1
         });
-        let touches = matches!(record.steps[step as usize].kind, Kind::Local | Kind::VectorMemory);
+        let touches = matches!(record.steps[step as usize].kind, IssueKind::Local | IssueKind::VectorMemory);
         let cost = match touches.then(|| moment.touched()).flatten() {
             Some(touched) => record.note(&touched),
             None => NO_COST,
         };
-        waves[number].events.push(Event { step, cost });
+        waves[number].events.push(ExecutedInstruction { step, cost });
         Follow::On
     }
 }

@@ -7,7 +7,7 @@ use crate::card;
 
 /// What takes an instruction; one of each kind can be issued in a cycle, from different waves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum IssueKind {
     Vector,
     Scalar,
     VectorMemory,
@@ -41,8 +41,8 @@ pub(crate) enum Arithmetic {
 
 /// An instruction.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
-    pub kind: Kind,
+pub(crate) struct TimedInstruction {
+    pub kind: IssueKind,
     pub arithmetic: Option<Arithmetic>,
     /// Cycles for which a vector instruction keeps others from its SIMD.
     pub issue: u64,
@@ -63,8 +63,8 @@ pub(crate) struct Step {
 /// Registers that a step can name.
 pub(crate) const REGISTERS: usize = 256 + 128;
 
-impl Step {
-    pub(crate) fn of(moment: &Moment<'_>) -> Step {
+impl TimedInstruction {
+    pub(crate) fn of(moment: &Moment<'_>) -> TimedInstruction {
         let instruction = moment.instruction;
         let name = instruction.definition.base_name();
         let (kind, arithmetic) = kind_of(instruction, name);
@@ -74,7 +74,7 @@ impl Step {
             (_, Some(Arithmetic::Quarter)) => (4, card::QUARTER_LATENCY),
             (_, Some(Arithmetic::Transcendental)) => (1, card::TRANSCENDENTAL_LATENCY),
             (_, Some(Arithmetic::Double)) => (16, card::DOUBLE_LATENCY),
-            (Kind::Scalar, _) => (1, card::SCALAR_LATENCY),
+            (IssueKind::Scalar, _) => (1, card::SCALAR_LATENCY),
             _ => (1, 1),
         };
         let operands = moment.vector_operands();
@@ -82,9 +82,9 @@ impl Step {
         let scalars = |set: u128| (0..128u16).filter(move |bit| set >> bit & 1 == 1).map(|bit| 256 + bit);
         let vectors = |words: [u64; 4]| (0..256u16).filter(move |bit| words[*bit as usize / 64] >> (bit % 64) & 1 == 1);
         // What a load brings is waited for by counters.
-        let arrives = matches!(kind, Kind::Vector | Kind::Scalar);
+        let arrives = matches!(kind, IssueKind::Vector | IssueKind::Scalar);
         let written = vectors(operands.writes).chain(scalars(effects.writes.0 | effects.mask_writes.0));
-        Step {
+        TimedInstruction {
             kind,
             arithmetic,
             issue,
@@ -100,15 +100,15 @@ impl Step {
     }
 }
 
-fn kind_of(instruction: &Instruction, name: &str) -> (Kind, Option<Arithmetic>) {
+fn kind_of(instruction: &Instruction, name: &str) -> (IssueKind, Option<Arithmetic>) {
     match instruction.class() {
-        Class::Vector => (Kind::Vector, Some(arithmetic_of(instruction, name))),
-        Class::Local => (Kind::Local, None),
-        Class::VectorMemory | Class::Flat | Class::Segment | Class::Export => (Kind::VectorMemory, None),
-        Class::ScalarMemory => (Kind::ScalarMemory, None),
+        Class::Vector => (IssueKind::Vector, Some(arithmetic_of(instruction, name))),
+        Class::Local => (IssueKind::Local, None),
+        Class::VectorMemory | Class::Flat | Class::Segment | Class::Export => (IssueKind::VectorMemory, None),
+        Class::ScalarMemory => (IssueKind::ScalarMemory, None),
         Class::Scalar => match Unit::of(instruction) {
-            Unit::Scalar => (Kind::Scalar, None),
-            _ => (Kind::Flow, None),
+            Unit::Scalar => (IssueKind::Scalar, None),
+            _ => (IssueKind::Flow, None),
         },
     }
 }

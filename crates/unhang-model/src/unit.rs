@@ -7,8 +7,8 @@ use crate::card::{
     BRANCH_CYCLES, L0_LATENCY, L1_LATENCY, L2_LATENCY, LANES, LINE, LOCAL_LATENCY, SCALAR_LOAD_LATENCY, SIMDS,
     vector_memory_cycles,
 };
-use crate::record::{Cost, Event, NO_COST, Record, Track};
-use crate::step::{Arithmetic, KINDS, Kind, REGISTERS, Step, Wait};
+use crate::record::{Cost, ExecutedInstruction, NO_COST, Record, Track};
+use crate::step::{Arithmetic, IssueKind, KINDS, REGISTERS, TimedInstruction, Wait};
 
 /// What is behind the unit's first cache, as its share of the card.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ struct Wave<'a> {
 }
 
 impl Wave<'_> {
-    fn event(&self) -> Option<Event> {
+    fn event(&self) -> Option<ExecutedInstruction> {
         self.track.events.get(self.at).copied()
     }
 }
@@ -212,23 +212,23 @@ impl<'a> ComputeUnit<'a> {
         self.now = (self.now + 1).max(next.unwrap_or(0));
     }
 
-    fn is_free(&self, step: &Step, simd: usize) -> bool {
+    fn is_free(&self, step: &TimedInstruction, simd: usize) -> bool {
         match step.kind {
-            Kind::Vector if step.arithmetic == Some(Arithmetic::Transcendental) => {
+            IssueKind::Vector if step.arithmetic == Some(Arithmetic::Transcendental) => {
                 self.vector[simd] <= self.now && self.transcendental[simd] <= self.now
             }
-            Kind::Vector => self.vector[simd] <= self.now,
-            Kind::Local => !self.local.is_full(self.now),
-            Kind::VectorMemory => !self.vector_memory.is_full(self.now),
-            Kind::Scalar | Kind::ScalarMemory | Kind::Flow => true,
+            IssueKind::Vector => self.vector[simd] <= self.now,
+            IssueKind::Local => !self.local.is_full(self.now),
+            IssueKind::VectorMemory => !self.vector_memory.is_full(self.now),
+            IssueKind::Scalar | IssueKind::ScalarMemory | IssueKind::Flow => true,
         }
     }
 
-    fn issue(&mut self, index: usize, event: Event, step: &Step) {
+    fn issue(&mut self, index: usize, event: ExecutedInstruction, step: &TimedInstruction) {
         let (now, simd, salt) = (self.now, self.waves[index].simd, self.waves[index].salt);
         let cost = (event.cost != NO_COST).then(|| &self.record.costs[event.cost as usize]);
         let arrival = match (step.kind, cost) {
-            (Kind::Vector, _) => {
+            (IssueKind::Vector, _) => {
                 self.vector[simd] = now + step.issue;
                 self.work.vector += step.issue as f64;
                 if step.arithmetic == Some(Arithmetic::Transcendental) {
@@ -236,17 +236,17 @@ impl<'a> ComputeUnit<'a> {
                 }
                 None
             }
-            (Kind::Scalar, _) => {
+            (IssueKind::Scalar, _) => {
                 self.work.scalar += 1.0;
                 None
             }
-            (Kind::ScalarMemory, _) => Some(now + SCALAR_LOAD_LATENCY),
-            (Kind::Local | Kind::VectorMemory, Some(Cost::Local(cycles))) => {
+            (IssueKind::ScalarMemory, _) => Some(now + SCALAR_LOAD_LATENCY),
+            (IssueKind::Local | IssueKind::VectorMemory, Some(Cost::Local(cycles))) => {
                 Some(self.local.take(now as f64, f64::from(*cycles)) as u64 + LOCAL_LATENCY)
             }
             // Exchanges between lanes go through LDS's path.
-            (Kind::Local, _) => Some(self.local.take(now as f64, 2.0) as u64 + LOCAL_LATENCY),
-            (Kind::VectorMemory, Some(Cost::Vector { words, lines, writes })) => {
+            (IssueKind::Local, _) => Some(self.local.take(now as f64, 2.0) as u64 + LOCAL_LATENCY),
+            (IssueKind::VectorMemory, Some(Cost::Vector { words, lines, writes })) => {
                 let lines = &self.record.lines[lines.start as usize..lines.end as usize];
                 Some(if *writes { self.store(*words, lines) } else { self.load(*words, lines, salt) })
             }
@@ -259,8 +259,8 @@ impl<'a> ComputeUnit<'a> {
         }
         if let Some(at) = arrival {
             let queue = match step.kind {
-                Kind::VectorMemory if writes => &mut wave.stores,
-                Kind::VectorMemory => &mut wave.loads,
+                IssueKind::VectorMemory if writes => &mut wave.stores,
+                IssueKind::VectorMemory => &mut wave.loads,
                 _ => &mut wave.local,
             };
             push_in_order(queue, at);

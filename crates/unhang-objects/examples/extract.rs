@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use unhang_objects::{Event, walk};
+use unhang_objects::{WalkEvent, walk};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -13,16 +13,16 @@ fn main() {
     let mut count = 0;
     let mut current = String::new();
     let result = walk(Path::new(file), &mut |event| match event {
-        Event::File { path } => current = path.rsplit(['/', '!']).next().unwrap_or(path).to_owned(),
-        Event::Object { target, bytes } => {
+        WalkEvent::File { path } => current = path.rsplit(['/', '!']).next().unwrap_or(path).to_owned(),
+        WalkEvent::Object { target, bytes } => {
             let name = format!("{current}.{count}.{}.co", target.replace(':', "_"));
             if let Err(error) = std::fs::write(Path::new(folder).join(name), bytes) {
                 eprintln!("cannot write: {error}");
             }
             count += 1;
         }
-        Event::OtherTarget { .. } => {}
-        Event::Unreadable { path, error } => eprintln!("{path}: {error}"),
+        WalkEvent::OtherTarget { .. } => {}
+        WalkEvent::Unreadable { path, error } => eprintln!("{path}: {error}"),
     });
     if let Err(error) = result {
         eprintln!("{file}: {error}");

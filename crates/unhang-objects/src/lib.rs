@@ -24,4 +24,4 @@ mod zip;
 
 pub use error::ObjectsError;
 pub use rewrite::{Found, Size, rewrite};
-pub use walk::{Event, walk};
+pub use walk::{WalkEvent, walk};

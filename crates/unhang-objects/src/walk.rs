@@ -12,7 +12,7 @@ use crate::{ObjectsError, bundle, database, host, zip};
 
 /// What is met on the way.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum WalkEvent<'a> {
     /// A file that can hold GPU code; what follows is in it.
     File {
         /// Its path; a member of an archive is named `archive!member`.
@@ -40,7 +40,7 @@ pub enum Event<'a> {
 }
 
 /// Takes each thing that is met.
-pub(crate) type Sink<'s> = dyn FnMut(Event<'_>) + 's;
+pub(crate) type Sink<'s> = dyn FnMut(WalkEvent<'_>) + 's;
 
 /// Goes through a file or a folder.
 ///
@@ -58,7 +58,7 @@ pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
             Err(error) if folder == path => return Err(error.into()),
             // The rest is gone through all the same.
             Err(error) => {
-                sink(Event::Unreadable { path: &folder.display().to_string(), error: error.into() });
+                sink(WalkEvent::Unreadable { path: &folder.display().to_string(), error: error.into() });
                 continue;
             }
         };
@@ -68,7 +68,7 @@ pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
             let kind = match fs::symlink_metadata(&entry) {
                 Ok(kind) => kind,
                 Err(error) => {
-                    sink(Event::Unreadable { path: &entry.display().to_string(), error: error.into() });
+                    sink(WalkEvent::Unreadable { path: &entry.display().to_string(), error: error.into() });
                     continue;
                 }
             };
@@ -78,7 +78,7 @@ pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
                 let name = entry.display().to_string();
                 match visit_top(&entry, &name, sink) {
                     Ok(()) | Err(ObjectsError::Unrecognised { .. }) => {}
-                    Err(error) => sink(Event::Unreadable { path: &name, error }),
+                    Err(error) => sink(WalkEvent::Unreadable { path: &name, error }),
                 }
             }
         }
@@ -130,7 +130,7 @@ fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> 
     if let Container::Archive = container {
         return visit_archive(&mut file, name, budget, sink);
     }
-    sink(Event::File { path: name });
+    sink(WalkEvent::File { path: name });
     match container {
         Container::CodeObject => {
             let length = file.metadata()?.len();
@@ -140,7 +140,7 @@ fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> 
             }
             let mut bytes = Vec::new();
             file.take(bundle::MAX_OBJECT).read_to_end(&mut bytes)?;
-            sink(Event::Object { target: "", bytes: &bytes });
+            sink(WalkEvent::Object { target: "", bytes: &bytes });
         }
         Container::Host => host::read(&mut file, budget, &mut |found| entry(found, sink))?,
         Container::Bundles => {
@@ -149,7 +149,7 @@ fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> 
         }
         Container::Database => database::read(path, budget, &mut |kernel, blob| match blob {
             Ok(blob) => blob_event(&blob, budget, sink),
-            Err(error) => sink(Event::Unreadable { path: &format!("{name}!{kernel}"), error }),
+            Err(error) => sink(WalkEvent::Unreadable { path: &format!("{name}!{kernel}"), error }),
         })?,
         Container::Archive => {}
     }
@@ -162,10 +162,10 @@ fn blob_event(blob: &[u8], budget: &Budget, sink: &mut Sink<'_>) {
         let mut cursor = io::Cursor::new(blob);
         let result = host::read_bundles(&mut cursor, 0, blob.len() as u64, budget, &mut |found| entry(found, sink));
         if let Err(error) = result {
-            sink(Event::Unreadable { path: "a kernel of the database", error });
+            sink(WalkEvent::Unreadable { path: "a kernel of the database", error });
         }
     } else {
-        sink(Event::Object { target: "", bytes: blob });
+        sink(WalkEvent::Object { target: "", bytes: blob });
     }
 }
 
@@ -178,9 +178,9 @@ pub(crate) fn target_of(name: &str) -> &str {
 fn entry(Entry { name, bytes, .. }: Entry<'_>, sink: &mut Sink<'_>) {
     let target = target_of(name);
     match bytes {
-        Some(bytes) => sink(Event::Object { target, bytes }),
+        Some(bytes) => sink(WalkEvent::Object { target, bytes }),
         None if name.starts_with("host") => {}
-        None => sink(Event::OtherTarget { target }),
+        None => sink(WalkEvent::OtherTarget { target }),
     }
 }
 
@@ -191,7 +191,7 @@ fn visit_archive(file: &mut File, name: &str, budget: &Budget, sink: &mut Sink<'
         }
         let path = format!("{name}!{}", member.name);
         if let Err(error) = visit_member(file, &member, &path, budget, sink) {
-            sink(Event::Unreadable { path: &path, error });
+            sink(WalkEvent::Unreadable { path: &path, error });
         }
     }
     Ok(())

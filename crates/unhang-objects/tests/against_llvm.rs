@@ -11,7 +11,7 @@ use unhang_isa::audit::{Hazards, Rule};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::{Chip, Field, Format, Program, decode};
 use unhang_objects::survey::{Options, survey};
-use unhang_objects::{Event, walk};
+use unhang_objects::{WalkEvent, walk};
 
 /// The wheel, or what is missing.
 fn wheel() -> Result<PathBuf, String> {
@@ -85,7 +85,7 @@ fn every_instruction_of_a_real_wheel_reads_as_llvm_reads_it() {
     let mut cleared: BTreeMap<String, usize> = BTreeMap::new();
     let mut differences = Vec::new();
     walk(&wheel, &mut |event| {
-        let Event::Object { bytes, .. } = event else { return };
+        let WalkEvent::Object { bytes, .. } = event else { return };
         let object = CodeObject::parse(bytes).expect("a code object");
         let Some(chip) = object.chip() else { return };
         // The other chips of the wheel have the same instruction sets and nearly the same code.
@@ -155,8 +155,8 @@ fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
     let mut functions = 0;
     let mut current = String::new();
     walk(&wheel, &mut |event| match event {
-        Event::File { path } => current = path.to_owned(),
-        Event::Object { bytes, .. } => {
+        WalkEvent::File { path } => current = path.to_owned(),
+        WalkEvent::Object { bytes, .. } => {
             let target = CodeObject::parse(bytes).expect("a code object").chip().expect("a gfx10 chip");
             let chip = if target.is_rdna1() { target } else { Chip::Gfx1010 };
             let survey = survey(bytes, Options { chip, keep_findings: false }).expect("a code object");

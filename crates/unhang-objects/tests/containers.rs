@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use unhang_isa::Chip;
 use unhang_objects::survey::{Options, survey};
-use unhang_objects::{Event, Found, ObjectsError, Size, rewrite, walk};
+use unhang_objects::{Found, ObjectsError, Size, WalkEvent, rewrite, walk};
 
 const OBJECT: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co");
 
@@ -132,13 +132,13 @@ struct Seen {
 fn see(path: &Path) -> Result<Seen, ObjectsError> {
     let mut seen = Seen::default();
     walk(path, &mut |event| match event {
-        Event::File { .. } => seen.files += 1,
-        Event::Object { bytes, .. } => {
+        WalkEvent::File { .. } => seen.files += 1,
+        WalkEvent::Object { bytes, .. } => {
             assert_eq!(bytes, OBJECT);
             seen.objects += 1;
         }
-        Event::OtherTarget { target } => seen.others.push(target.to_owned()),
-        Event::Unreadable { error, .. } => seen.unreadable.push(error.to_string()),
+        WalkEvent::OtherTarget { target } => seen.others.push(target.to_owned()),
+        WalkEvent::Unreadable { error, .. } => seen.unreadable.push(error.to_string()),
     })?;
     Ok(seen)
 }
@@ -223,7 +223,7 @@ proptest! {
         std::fs::write(file.path(), &bytes).unwrap();
         let options = Options { chip: Chip::Gfx1010, keep_findings: true };
         let _ = walk(file.path(), &mut |event| {
-            if let Event::Object { bytes, .. } = event {
+            if let WalkEvent::Object { bytes, .. } = event {
                 let _ = survey(bytes, options);
             }
         });
@@ -234,7 +234,7 @@ proptest! {
 fn objects(path: &Path) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     walk(path, &mut |event| {
-        if let Event::Object { bytes, .. } = event {
+        if let WalkEvent::Object { bytes, .. } = event {
             found.push(bytes.to_vec());
         }
     })

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
-use unhang_objects::{Event, rewrite, walk};
+use unhang_objects::{WalkEvent, rewrite, walk};
 
 const OBJECT: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co");
 
@@ -13,8 +13,8 @@ const OBJECT: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co
 fn met(path: &Path) -> (usize, Vec<String>) {
     let (mut bytes, mut errors) = (0, Vec::new());
     let result = walk(path, &mut |event| match event {
-        Event::Object { bytes: object, .. } => bytes += object.len(),
-        Event::Unreadable { error, .. } => errors.push(error.to_string()),
+        WalkEvent::Object { bytes: object, .. } => bytes += object.len(),
+        WalkEvent::Unreadable { error, .. } => errors.push(error.to_string()),
         _ => {}
     });
     errors.extend(result.err().map(|error| error.to_string()));

@@ -13,7 +13,7 @@ use unhang_guard::printable;
 
 use crate::answer;
 use crate::process::{Ended, SuperviseError};
-use crate::supervise::{Child, Outcome, supervise_when_ready};
+use crate::supervise::{Child, ChildOutcome, supervise_when_ready};
 
 const ANSWER: &str = "unhang-canary ";
 /// Printed before the accelerator is used, so even a child that hangs has printed it.
@@ -81,18 +81,18 @@ pub fn family_line(family: &str, name: &str, verdict: Verdict, detail: &str) -> 
 }
 
 /// The torch that a child named.
-pub fn torch_of(outcome: &Outcome) -> Option<&str> {
+pub fn torch_of(outcome: &ChildOutcome) -> Option<&str> {
     outcome.answers().find_map(|line| line.strip_prefix(TORCH)).map(str::trim)
 }
 
 /// Runs a Python child. Its time starts when it names its torch, because the duration of an import is no evidence
 /// about an engine. Also returns whether the child got to its trial; if not, nothing is known about the engine.
-pub fn try_in(child: &Child) -> Result<(Outcome, bool), SuperviseError> {
+pub fn try_in(child: &Child) -> Result<(ChildOutcome, bool), SuperviseError> {
     supervise_when_ready(child, START, |output| output.contains(TORCH))
 }
 
 /// The message for a child that ended, or was killed, before it had imported torch.
-pub fn never_began(outcome: &Outcome) -> (Verdict, String) {
+pub fn never_began(outcome: &ChildOutcome) -> (Verdict, String) {
     let why = match outcome.ended {
         Ended::TimedOut | Ended::Unkillable => format!("torch was not imported within {} s", START.as_secs()),
         _ => format!("the child has no torch ({})", judge(outcome, START).1),
@@ -102,7 +102,7 @@ pub fn never_began(outcome: &Outcome) -> (Verdict, String) {
 
 /// The meaning of a child's end and its answer. A child without a readable answer has crashed, whatever its exit
 /// code: it should have printed a last line and did not.
-pub fn judge(outcome: &Outcome, deadline: Duration) -> (Verdict, String) {
+pub fn judge(outcome: &ChildOutcome, deadline: Duration) -> (Verdict, String) {
     let no_answer = format!("no answer within {} s", deadline.as_secs());
     match outcome.ended {
         Ended::TimedOut => (Verdict::Hangs, no_answer),
@@ -146,7 +146,7 @@ pub struct FamilyVerdict {
 }
 
 /// What a child reported about each family, however it ended.
-pub fn families_of(outcome: &Outcome) -> Vec<FamilyVerdict> {
+pub fn families_of(outcome: &ChildOutcome) -> Vec<FamilyVerdict> {
     let said = outcome.answers().filter_map(|line| line.strip_prefix(FAMILY)).filter_map(read);
     said.filter_map(|it| {
         Some(FamilyVerdict { family: it.family?, name: it.name, verdict: it.verdict, detail: it.detail })
@@ -155,7 +155,7 @@ pub fn families_of(outcome: &Outcome) -> Vec<FamilyVerdict> {
 }
 
 /// The verdict on each requested family that the child got to.
-pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -> Families {
+pub fn judge_families(outcome: &ChildOutcome, asked: &[String], deadline: Duration) -> Families {
     let verdict =
         |family: &String, verdict, detail| FamilyVerdict { family: family.clone(), name: None, verdict, detail };
     let mut judged = families_of(outcome);
@@ -228,7 +228,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(30);
 
     /// The outcome of our own child: its answers carry the number.
-    fn outcome(ended: Ended, output: &str) -> Outcome {
+    fn outcome(ended: Ended, output: &str) -> ChildOutcome {
         let marked = |line: &str| match line.starts_with("unhang-") {
             true => format!("7f {line}\n"),
             false => format!("{line}\n"),
@@ -236,8 +236,8 @@ mod tests {
         strange(ended, &output.lines().map(marked).collect::<String>())
     }
 
-    fn strange(ended: Ended, output: &str) -> Outcome {
-        Outcome { ended, output: output.to_owned(), elapsed: Duration::from_secs(1), nonce: "7f".to_owned() }
+    fn strange(ended: Ended, output: &str) -> ChildOutcome {
+        ChildOutcome { ended, output: output.to_owned(), elapsed: Duration::from_secs(1), nonce: "7f".to_owned() }
     }
 
     fn judged(ended: Ended, output: &str) -> (Verdict, String) {

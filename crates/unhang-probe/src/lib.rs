@@ -32,11 +32,11 @@ mod talking;
 pub mod trial;
 mod verdict;
 
-pub use prober::{End, Event, Outcome as Probed, Prober, culprits};
+pub use prober::{End, ProbeEvent, Probed, Prober, culprits};
 pub use process::{Ended, SuperviseError};
 pub use protocol::Stage;
 pub use python::PythonStart;
 pub use session::{Deadlines, Launch};
-pub use supervise::{Child, GRACE, Outcome, supervise, supervise_when_ready};
+pub use supervise::{Child, ChildOutcome, GRACE, supervise, supervise_when_ready};
 pub use talking::TalkingChild;
 pub use verdict::{Attempt, Tried};

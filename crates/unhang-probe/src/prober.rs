@@ -21,7 +21,7 @@ const LOOK_AHEAD: usize = 64;
 
 /// Progress, for whoever displays it.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum ProbeEvent<'a> {
     /// An attempt begins.
     Began(&'a Attempt),
     /// An attempt has ended.
@@ -53,7 +53,7 @@ pub struct Prober<'a> {
     /// How to start the child for an attempt.
     pub launch: &'a (dyn Fn(&Attempt) -> Launch + Sync),
     /// Receives progress, from the workers' threads.
-    pub observe: &'a (dyn Fn(Event<'_>) + Sync),
+    pub observe: &'a (dyn Fn(ProbeEvent<'_>) + Sync),
     /// Becomes true when the probe should stop: it ends the children and keeps the verdicts.
     pub stop: &'a AtomicBool,
 }
@@ -73,7 +73,7 @@ pub enum End {
 
 /// The results of a probe.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Probed {
     /// How each attempt ended, in the order of their ends.
     pub tried: Vec<Tried>,
     /// What was not tried, and why.
@@ -146,7 +146,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Prober<'_> {
     /// Tries everything, in order. Returns in bounded time, whatever the children do.
-    pub fn run(&self, attempts: Vec<Attempt>) -> Outcome {
+    pub fn run(&self, attempts: Vec<Attempt>) -> Probed {
         let mut launches: Vec<Launch> = Vec::new();
         let mut queue = VecDeque::new();
         for attempt in attempts {
@@ -197,7 +197,7 @@ impl Prober<'_> {
         };
         left.extend(rest.into_iter().map(|job| (job.attempt, why.to_owned())));
         let tried = std::mem::take(&mut *lock(&shared.tried));
-        Outcome { tried, left, end, children: shared.children.load(Ordering::Relaxed), unwritten }
+        Probed { tried, left, end, children: shared.children.load(Ordering::Relaxed), unwritten }
     }
 }
 
@@ -282,7 +282,7 @@ impl Worker<'_> {
         };
         // The attempt's name is on disk before the attempt begins.
         let intent = self.recorder.advance(self.owed.take(), Some(intent));
-        (prober.observe)(Event::Began(attempt));
+        (prober.observe)(ProbeEvent::Began(attempt));
         let began = Instant::now();
         let result = self
             .child_for(job.launch)
@@ -312,7 +312,7 @@ impl Worker<'_> {
         } else if let Some(intent) = intent {
             prober.store.withdraw(intent);
         }
-        (prober.observe)(Event::Ended(&tried));
+        (prober.observe)(ProbeEvent::Ended(&tried));
         lock(&self.shared.tried).push(tried);
         if let Some(fallen) = fallen {
             self.pay();
@@ -358,7 +358,7 @@ impl Worker<'_> {
         let deadlines = Deadlines { start: prober.deadlines.compile, ..prober.deadlines };
         for _ in 0..CANARIES {
             if matches!(fallen.failure, Failure::Hung { .. }) || !said.is_empty() {
-                (prober.observe)(Event::Recovering(prober.reset));
+                (prober.observe)(ProbeEvent::Recovering(prober.reset));
                 if !pause(prober.reset, prober.stop) {
                     return;
                 }

@@ -13,7 +13,7 @@ use unhang_evidence::{Intent, IntentId, Record, Store};
 const STUCK: Duration = Duration::from_secs(4);
 
 /// A worker's message: how its last attempt ended, and what it is about to try.
-struct Step {
+struct RecorderStep {
     ended: Option<(Option<IntentId>, Record)>,
     next: Option<Intent>,
     reply: mpsc::Sender<Option<IntentId>>,
@@ -22,14 +22,14 @@ struct Step {
 /// A worker's way to the recorder.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    steps: mpsc::Sender<Step>,
+    steps: mpsc::Sender<RecorderStep>,
 }
 
 impl Recorder {
     /// Returns when both are on disk, or cannot be written. Also returns the intent's name, if it has one.
     pub(crate) fn advance(&self, ended: Option<(Option<IntentId>, Record)>, next: Option<Intent>) -> Option<IntentId> {
         let (reply, answer) = mpsc::channel();
-        self.steps.send(Step { ended, next, reply }).ok()?;
+        self.steps.send(RecorderStep { ended, next, reply }).ok()?;
         answer.recv().ok().flatten()
     }
 }
@@ -41,7 +41,7 @@ pub(crate) fn recorder(store: &Store) -> (Recorder, impl FnOnce() -> Vec<Record>
 }
 
 /// Serves until all workers are gone. Returns what could not be written.
-fn serve(store: &Store, steps: &mpsc::Receiver<Step>) -> Vec<Record> {
+fn serve(store: &Store, steps: &mpsc::Receiver<RecorderStep>) -> Vec<Record> {
     let mut backlog: Vec<(Option<IntentId>, Record)> = Vec::new();
     let mut stuck = 0;
     while let Ok(first) = steps.recv() {

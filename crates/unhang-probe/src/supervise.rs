@@ -23,7 +23,7 @@ pub struct Child {
 
 /// How a child ended and what it printed.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct ChildOutcome {
     /// How it ended.
     pub ended: Ended,
     /// The last part of what it printed on standard output and standard error, in order.
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub(crate) nonce: String,
 }
 
-impl Outcome {
+impl ChildOutcome {
     /// The child's messages to its parent ([`answer::line`]), line by line; other output does not count.
     pub fn answers(&self) -> impl DoubleEndedIterator<Item = &str> {
         answer::answers(&self.output, &self.nonce)
@@ -55,7 +55,7 @@ impl Outcome {
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs a child to its end. Returns within the deadline plus a grace period of 15 seconds, whatever the child does.
-pub fn supervise(child: &Child) -> Result<Outcome, SuperviseError> {
+pub fn supervise(child: &Child) -> Result<ChildOutcome, SuperviseError> {
     run(child, |process, started| {
         process.wait_until(started + child.deadline);
     })
@@ -71,7 +71,7 @@ pub fn supervise_when_ready(
     child: &Child,
     start: Duration,
     is_ready: impl Fn(&str) -> bool,
-) -> Result<(Outcome, bool), SuperviseError> {
+) -> Result<(ChildOutcome, bool), SuperviseError> {
     let mut ready = false;
     let outcome = run(child, |process, started| {
         let mut seen = 0;
@@ -106,12 +106,12 @@ fn wait_with_a_processor(process: &Process, deadline: Duration) {
 }
 
 /// Runs a child to its end; `wait` returns when it has ended or its time is up.
-fn run(child: &Child, wait: impl FnOnce(&mut Process, Instant)) -> Result<Outcome, SuperviseError> {
+fn run(child: &Child, wait: impl FnOnce(&mut Process, Instant)) -> Result<ChildOutcome, SuperviseError> {
     let started = Instant::now();
     let (mut process, nonce) = start_answering(&child.command, &child.environment, Stdio::null())?;
     wait(&mut process, started);
     let ended = process.end(GRACE);
-    Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed(), nonce })
+    Ok(ChildOutcome { ended, output: process.output(), elapsed: started.elapsed(), nonce })
 }
 
 /// Starts a child that marks its answers with a number, and returns the number too.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::process::{Process, SuperviseError};
 use crate::session::Launch;
-use crate::supervise::{GRACE, Outcome, start_answering};
+use crate::supervise::{ChildOutcome, GRACE, start_answering};
 
 /// How often to check a silent child.
 const LOOK: Duration = Duration::from_millis(20);
@@ -73,9 +73,14 @@ impl TalkingChild {
     }
 
     /// Ends the child, within a grace period of 15 seconds.
-    pub fn finish(mut self) -> Outcome {
+    pub fn finish(mut self) -> ChildOutcome {
         let ended = self.process.end(GRACE);
-        Outcome { ended, output: self.process.output(), elapsed: self.started.elapsed(), nonce: self.nonce.clone() }
+        ChildOutcome {
+            ended,
+            output: self.process.output(),
+            elapsed: self.started.elapsed(),
+            nonce: self.nonce.clone(),
+        }
     }
 
     /// The next whole line of its output.

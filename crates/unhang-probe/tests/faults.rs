@@ -132,7 +132,7 @@ fn run(
         budget: None,
         launch,
         observe: &|event| {
-            if let unhang_probe::Event::Ended(tried) = event {
+            if let unhang_probe::ProbeEvent::Ended(tried) = event {
                 watch(tried);
             }
         },

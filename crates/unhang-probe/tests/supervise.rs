@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use unhang_probe::{Child, Ended, Outcome, SuperviseError, canary, supervise, supervise_when_ready};
+use unhang_probe::{Child, ChildOutcome, Ended, SuperviseError, canary, supervise, supervise_when_ready};
 
-fn shell(script: &str, deadline: Duration) -> Outcome {
+fn shell(script: &str, deadline: Duration) -> ChildOutcome {
     let started = Instant::now();
     let outcome = supervise(&Child {
         command: ["sh", "-c", script].map(String::from).to_vec(),

@@ -8,7 +8,7 @@ use pyo3::types::{PySlice, PyTuple};
 use unhang_conv::{DataType, Direction, Problem};
 use unhang_cpu::{CpuEngine, CpuSettings, available_threads};
 use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
-use unhang_session::sample::{Part, Sample};
+use unhang_session::sample::{Sample, SamplePart};
 
 use crate::problem::PyProblem;
 
@@ -130,7 +130,7 @@ impl PySample {
         let slices = |ranges: &[Range<usize>]| {
             PyTuple::new(py, ranges.iter().map(|range| PySlice::new(py, range.start as isize, range.end as isize, 1)))
         };
-        let named = |part: &Part| {
+        let named = |part: &SamplePart| {
             let pieces = part.pieces.iter().map(|it| Ok((it.tensor as usize, slices(&it.from)?, slices(&it.to)?)));
             Ok((part.begin, part.shape.clone(), pieces.collect::<PyResult<_>>()?))
         };

@@ -6,14 +6,14 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_engine::Verdict;
 use unhang_probe::canary::Families;
-use unhang_probe::{Child, Ended, Outcome, PythonStart, SuperviseError, answer, canary};
+use unhang_probe::{Child, ChildOutcome, Ended, PythonStart, SuperviseError, answer, canary};
 
 use crate::errors::invalid;
 
 /// How a child ended and what it printed.
 #[pyclass(frozen, name = "Outcome", module = "unhang._core")]
 pub struct PyOutcome {
-    outcome: Outcome,
+    outcome: ChildOutcome,
     deadline: Duration,
     began: bool,
 }
@@ -129,7 +129,7 @@ fn run(
     py: Python<'_>,
     (command, environment): Start,
     deadline: f64,
-    by: impl Fn(&Child) -> Result<(Outcome, bool), SuperviseError> + Send + Sync,
+    by: impl Fn(&Child) -> Result<(ChildOutcome, bool), SuperviseError> + Send + Sync,
 ) -> PyResult<PyOutcome> {
     let deadline = Duration::try_from_secs_f64(deadline)
         .map_err(|error| PyValueError::new_err(format!("a deadline of {deadline} seconds: {error}")))?;

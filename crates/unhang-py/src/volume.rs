@@ -16,7 +16,7 @@ pub struct PyVolume {
 type Ranges = ((usize, usize), (usize, usize), i64, (i64, usize), (i64, usize));
 
 /// A 2-d problem, and what its first, second and result are of the 3-d convolution's; `None` if they only have one axis less.
-type Part = (PyProblem, Option<[Ranges; 3]>);
+type FoldedPart = (PyProblem, Option<[Ranges; 3]>);
 
 #[pymethods]
 impl PyVolume {
@@ -80,7 +80,7 @@ impl PyVolume {
 
     /// The 2-d convolutions that compute it, each with what its operands are made of; then which of this one's operands the parts'
     /// first, second and result are; then depths of the result that are zero.
-    fn fold(&self) -> PyResult<(Vec<Part>, [usize; 3], Vec<Ranges>)> {
+    fn fold(&self) -> PyResult<(Vec<FoldedPart>, [usize; 3], Vec<Ranges>)> {
         let fold = self.volume.fold(self.volume.fold_limit()).map_err(invalid)?;
         let parts = fold.parts.into_iter().map(|part| {
             let [first, second, result] = part.planes.each_ref().map(ranges);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use unhang_engine::Verdict;
 use unhang_evidence::{Canary, Record, RecordSource, Store, time};
 use unhang_watchdog::report::{HANG_IN_CALL, LONGEST_FAREWELL};
-use unhang_watchdog::{Hang, HangReport, Place};
+use unhang_watchdog::{Hang, HangPlace, HangReport};
 
 use crate::subject::Subject;
 
@@ -85,11 +85,11 @@ pub fn say(message: &str) {
 
 fn place(hang: &Hang<Subject>) -> &'static str {
     match hang.place {
-        Place::Running => "on the accelerator",
-        Place::Searching => "on the accelerator, in something that the call itself waits for",
-        Place::Host => "on the host, with an idle accelerator (compiling or searching)",
-        Place::Call => "in the call",
-        Place::Outside => "on the accelerator",
+        HangPlace::Running => "on the accelerator",
+        HangPlace::Searching => "on the accelerator, in something that the call itself waits for",
+        HangPlace::Host => "on the host, with an idle accelerator (compiling or searching)",
+        HangPlace::Call => "in the call",
+        HangPlace::Outside => "on the accelerator",
     }
 }
 

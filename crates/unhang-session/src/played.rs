@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::Store;
 use unhang_gpu::compiler::{CompileError, Compiler};
-use unhang_gpu::driver::{Description, Driver, DriverError, Event, Function};
+use unhang_gpu::driver::{Description, Driver, DriverError, Function, StreamEvent};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::sources::Kernel;
 use unhang_gpu::{GpuEngine, GpuSettings};
@@ -121,19 +121,19 @@ impl Driver for Played {
         Ok(stream == RECORDING)
     }
 
-    fn create_event(&self) -> Result<Event, DriverError> {
-        Ok(Event(0))
+    fn create_event(&self) -> Result<StreamEvent, DriverError> {
+        Ok(StreamEvent(0))
     }
 
-    fn record(&self, _: Event, _: u64) -> Result<(), DriverError> {
+    fn record(&self, _: StreamEvent, _: u64) -> Result<(), DriverError> {
         Ok(())
     }
 
-    fn elapsed(&self, _: Event, _: Event) -> Result<Option<f32>, DriverError> {
+    fn elapsed(&self, _: StreamEvent, _: StreamEvent) -> Result<Option<f32>, DriverError> {
         Ok(None)
     }
 
-    fn destroy_event(&self, _: Event) -> Result<(), DriverError> {
+    fn destroy_event(&self, _: StreamEvent) -> Result<(), DriverError> {
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use unhang_conv::DataType;
 use unhang_engine::tolerance;
-use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Kind, Launch, LoadedLaunch, Pooling, Task};
+use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Launch, LoadedLaunch, Pooling, PoolingKind, Task};
 use unhang_gpu::{GpuEngine, GpuError};
 
 use crate::device::Device;
@@ -20,10 +20,10 @@ fn check(task: &Task, at: &Buffers) -> Result<(), String> {
         return Err(format!("a pooling of {batch}×{channels} images of {input:?} by windows of {window:?}"));
     }
     let (index, indices) = (task.index, task.sizes.indices());
-    if kind == Kind::Largest && at.indices != 0 && !index.holds(indices) {
+    if kind == PoolingKind::Largest && at.indices != 0 && !index.holds(indices) {
         return Err(format!("indices of {} bytes do not count {indices} elements", index.bytes()));
     }
-    if kind == Kind::Largest && task.backward && at.indices == 0 {
+    if kind == PoolingKind::Largest && task.backward && at.indices == 0 {
         return Err("no indices of the largest elements".to_owned());
     }
     Ok(())
@@ -169,7 +169,7 @@ unsafe fn on_host(engine: &GpuEngine, task: &Task, at: &Buffers, stream: u64) ->
         for (raw, index) in raw.chunks_mut(bytes).zip(&indices) {
             raw.copy_from_slice(&index.to_le_bytes()[..bytes]);
         }
-        if task.sizes.kind == Kind::Largest && !raw.is_empty() {
+        if task.sizes.kind == PoolingKind::Largest && !raw.is_empty() {
             // SAFETY: the caller's promise.
             unsafe { driver.write(at.indices, &raw, stream)? };
         }
@@ -191,7 +191,7 @@ fn trials(is_emulated: bool) -> Vec<Task> {
     let windows =
         [([1, 9, 8], [1, 2, 2], [1, 2, 2]), ([1, 9, 11], [1, 3, 3], [1, 2, 2]), ([4, 5, 7], [2, 3, 5], [1, 2, 1])];
     for data_type in types.into_iter().take(if is_emulated { 1 } else { 4 }) {
-        for kind in [Kind::Largest, Kind::Mean, Kind::InclusiveMean] {
+        for kind in [PoolingKind::Largest, PoolingKind::Mean, PoolingKind::InclusiveMean] {
             for (turn, (input, window, stride)) in windows.into_iter().enumerate() {
                 let padding = window.map(|size| size / 2);
                 let output = [0, 1, 2].map(|axis| (input[axis] + 2 * padding[axis] - window[axis]) / stride[axis] + 1);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     const MEAN: Pooling = Pooling {
-        kind: Kind::Mean,
+        kind: PoolingKind::Mean,
         batch: 2,
         channels: 3,
         input: [1, 6, 6],

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
-use unhang_engine::{Comparison, Elements, Place};
+use unhang_engine::{Comparison, ElementPosition, Elements};
 
 use crate::host::Numbers;
 use crate::view::View;
@@ -96,7 +96,7 @@ pub struct Piece {
 
 /// Elements of the parcel that lie together as a dense tensor: zeros except for the pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct SamplePart {
     /// The first of them.
     pub begin: usize,
     /// The tensor's shape.
@@ -105,7 +105,7 @@ pub struct Part {
     pub pieces: Vec<Piece>,
 }
 
-impl Part {
+impl SamplePart {
     /// Where its elements are in the parcel.
     pub fn elements(&self) -> Range<usize> {
         self.begin..self.begin + self.shape.iter().product::<usize>()
@@ -117,7 +117,7 @@ impl Part {
 #[derive(Debug, Clone)]
 pub struct Sample {
     data_type: DataType,
-    parts: Vec<Part>,
+    parts: Vec<SamplePart>,
     small: Vec<Small>,
 }
 
@@ -128,7 +128,7 @@ struct Small {
     /// The parts that are its operands.
     operands: [usize; 2],
     bias: Option<usize>,
-    places: Vec<Place>,
+    places: Vec<ElementPosition>,
     /// Where in the parcel the result's element for each place is.
     found: Vec<usize>,
 }
@@ -155,7 +155,7 @@ impl Sample {
     }
 
     /// The parts of the parcel, one behind the other.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[SamplePart] {
         &self.parts
     }
 
@@ -210,7 +210,7 @@ impl Sample {
 
     /// Adds a part; its number.
     fn part(&mut self, shape: &[usize], pieces: Vec<Piece>) -> usize {
-        self.parts.push(Part { begin: self.len(), shape: shape.to_vec(), pieces });
+        self.parts.push(SamplePart { begin: self.len(), shape: shape.to_vec(), pieces });
         self.parts.len() - 1
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use unhang_conv::{DataType, Fold, Layout, Part, Planes, Problem, Volume};
+use unhang_conv::{DataType, Fold, FoldPart, Layout, Planes, Problem, Volume};
 use unhang_engine::EngineName;
 use unhang_gpu::GpuError;
 use unhang_gpu::strided::{self, LoadedMove, Move};
@@ -190,7 +190,7 @@ impl VolumeRoute {
 }
 
 /// A part as a convolution whose tensors have no gaps.
-fn dense(part: &Part, layout: Layout) -> Convolution {
+fn dense(part: &FoldPart, layout: Layout) -> Convolution {
     let view = |planes: &Planes| View { shape: planes.shape(), strides: layout.strides(planes.shape()) };
     Convolution { problem: part.problem.clone(), views: part.planes.each_ref().map(view), order: [0, 1, 2] }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
+use unhang_gpu::driver::{DeviceEvents, DriverError, StreamEvent};
 use unhang_watchdog::{Call, Events, HostCall, Watch, WatchSettings};
 
 use crate::farewell::{Farewell, say};
@@ -119,11 +119,11 @@ impl Events for OfDriver {
     }
 
     fn record(&self, event: u64, stream: u64) -> Result<(), String> {
-        self.events.record(Event(event), stream).map_err(words)
+        self.events.record(StreamEvent(event), stream).map_err(words)
     }
 
     fn has_happened(&self, event: u64) -> Result<bool, String> {
-        self.events.has_happened(Event(event)).map_err(words)
+        self.events.has_happened(StreamEvent(event)).map_err(words)
     }
 
     fn is_capturing(&self, stream: u64) -> bool {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::lane::{Kind, Lane, Oldest};
-use crate::shared::{Hang, Place, Shared};
+use crate::lane::{Lane, MarkerKind, Oldest};
+use crate::shared::{Hang, HangPlace, Shared};
 
 /// How long each thing has been unchanged, in time during which this process ran. Time in which the whole process
 /// stood still (stopped, suspended, starved) counts as two ticks at most.
@@ -105,10 +105,10 @@ impl<T> Found<'_, T> {
     fn stuck(self, place: usize, waited: Duration) -> Option<Hang<T>> {
         let lane = self.lanes.get(place)?;
         let subject = self.oldest.into_iter().find(|(at, _)| *at == place).and_then(|(_, oldest)| match oldest.kind {
-            Kind::After(subject) | Kind::Fence(Some(subject)) if !oldest.follows_gap => Some(subject),
+            MarkerKind::After(subject) | MarkerKind::Fence(Some(subject)) if !oldest.follows_gap => Some(subject),
             _ => None,
         });
-        Some(Hang { subject, place: Place::Host, waited, device: Some(lane.device), is_uncertain: false })
+        Some(Hang { subject, place: HangPlace::Host, waited, device: Some(lane.device), is_uncertain: false })
     }
 
     fn judge(self, shared: &Shared<T>, ages: &Ages) -> Option<Hang<T>> {
@@ -116,33 +116,39 @@ impl<T> Found<'_, T> {
         for (place, oldest) in self.oldest {
             let waited = ages.of(Thing::Marker(place), oldest.number);
             let deadline = match oldest.kind {
-                Kind::After(_) | Kind::Fence(Some(_)) => settings.deadline,
-                Kind::Before | Kind::Fence(None) => settings.outside_deadline,
+                MarkerKind::After(_) | MarkerKind::Fence(Some(_)) => settings.deadline,
+                MarkerKind::Before | MarkerKind::Fence(None) => settings.outside_deadline,
             };
             if waited < deadline {
                 continue;
             }
             let (subject, where_) = match oldest.kind {
-                Kind::After(subject) => (Some(subject), Place::Running),
-                Kind::Fence(Some(subject)) => (Some(subject), Place::Searching),
-                Kind::Before | Kind::Fence(None) => (None, Place::Outside),
+                MarkerKind::After(subject) => (Some(subject), HangPlace::Running),
+                MarkerKind::Fence(Some(subject)) => (Some(subject), HangPlace::Searching),
+                MarkerKind::Before | MarkerKind::Fence(None) => (None, HangPlace::Outside),
             };
             let is_uncertain = oldest.follows_gap && subject.is_some();
-            let (subject, where_) = if is_uncertain { (None, Place::Outside) } else { (subject, where_) };
+            let (subject, where_) = if is_uncertain { (None, HangPlace::Outside) } else { (subject, where_) };
             return Some(Hang { subject, place: where_, waited, device: Some(self.lanes[place].device), is_uncertain });
         }
         for (number, subject) in self.calls {
             let waited = ages.of(Thing::Call, number);
             if waited >= settings.deadline {
                 let subject = Some(subject);
-                return Some(Hang { subject, place: Place::Call, waited, device: None, is_uncertain: false });
+                return Some(Hang { subject, place: HangPlace::Call, waited, device: None, is_uncertain: false });
             }
         }
         for (place, number, subject) in self.inside {
             let waited = ages.of(Thing::Inside, number);
             if waited >= settings.host_deadline {
                 let device = Some(self.lanes[place].device);
-                return Some(Hang { subject: Some(subject), place: Place::Host, waited, device, is_uncertain: false });
+                return Some(Hang {
+                    subject: Some(subject),
+                    place: HangPlace::Host,
+                    waited,
+                    device,
+                    is_uncertain: false,
+                });
             }
         }
         None

@@ -28,7 +28,7 @@ const MOST_MARKERS: usize = 1 << 14;
 
 /// What it means if a marker does not complete.
 #[derive(Debug)]
-pub(crate) enum Kind<T> {
+pub(crate) enum MarkerKind<T> {
     /// It is before a call: something else hangs.
     Before,
     /// It is after this call.
@@ -37,18 +37,18 @@ pub(crate) enum Kind<T> {
     Fence(Option<Arc<T>>),
 }
 
-impl<T> Clone for Kind<T> {
+impl<T> Clone for MarkerKind<T> {
     fn clone(&self) -> Self {
         match self {
-            Kind::Before => Kind::Before,
-            Kind::After(subject) => Kind::After(subject.clone()),
-            Kind::Fence(subject) => Kind::Fence(subject.clone()),
+            MarkerKind::Before => MarkerKind::Before,
+            MarkerKind::After(subject) => MarkerKind::After(subject.clone()),
+            MarkerKind::Fence(subject) => MarkerKind::Fence(subject.clone()),
         }
     }
 }
 
 struct Marker<T> {
-    kind: Kind<T>,
+    kind: MarkerKind<T>,
     event: u64,
     /// Whether it has been recorded: recording may block.
     is_recorded: bool,
@@ -83,7 +83,7 @@ pub struct Lane<T> {
 /// The oldest marker that has not completed.
 pub(crate) struct Oldest<T> {
     pub number: u64,
-    pub kind: Kind<T>,
+    pub kind: MarkerKind<T>,
     pub follows_gap: bool,
 }
 
@@ -122,7 +122,7 @@ impl<T> Lane<T> {
 
     /// Adds a marker to the stream. `inside` is the call that it belongs to. If that call returned before the marker
     /// was recorded, the marker may be behind other work, and belongs to no call.
-    fn put(&self, kind: Kind<T>, inside: Option<u64>) {
+    fn put(&self, kind: MarkerKind<T>, inside: Option<u64>) {
         let (number, known) = {
             let mut state = self.state();
             if state.broken.is_some() {
@@ -151,7 +151,7 @@ impl<T> Lane<T> {
                 if let Some(marker) = state.markers.get_mut(at) {
                     (marker.event, marker.is_recorded) = (event, true);
                     if has_returned {
-                        marker.kind = Kind::Fence(None);
+                        marker.kind = MarkerKind::Fence(None);
                     }
                 }
             }
@@ -166,7 +166,7 @@ impl<T> Lane<T> {
             return false;
         }
         let around = self.state().inside.last().filter(|_| is_nested).map(|(_, subject)| subject.clone());
-        self.put(around.map_or(Kind::Before, |subject| Kind::Fence(Some(subject))), None);
+        self.put(around.map_or(MarkerKind::Before, |subject| MarkerKind::Fence(Some(subject))), None);
         self.state().inside.push((call, subject.clone()));
         true
     }
@@ -180,7 +180,7 @@ impl<T> Lane<T> {
         };
         // A recording may have begun inside: the launched work is then not in the stream.
         if !self.events.is_capturing(self.stream) {
-            self.put(Kind::After(subject), None);
+            self.put(MarkerKind::After(subject), None);
         }
     }
 
@@ -217,7 +217,7 @@ impl<T> Lane<T> {
         };
         if !self.events.is_capturing(self.stream) {
             let (call, subject) = inside.unzip();
-            self.put(Kind::Fence(subject), call);
+            self.put(MarkerKind::Fence(subject), call);
         }
     }
 

@@ -27,5 +27,5 @@ mod watch;
 
 pub use lane::{Events, Lane};
 pub use report::HangReport;
-pub use shared::{Hang, Place, WatchSettings};
+pub use shared::{Hang, HangPlace, WatchSettings};
 pub use watch::{Call, HostCall, Watch};

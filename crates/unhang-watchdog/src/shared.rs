@@ -33,7 +33,7 @@ impl WatchSettings {
 
 /// Where a hang is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum HangPlace {
     /// On the accelerator, after the call returned.
     Running,
     /// On the accelerator, before the call returned: it waits for something that it launched.
@@ -52,7 +52,7 @@ pub struct Hang<T> {
     /// The call, if it is watched.
     pub subject: Option<Arc<T>>,
     /// Where.
-    pub place: Place,
+    pub place: HangPlace,
     /// For how long nothing had changed.
     pub waited: Duration,
     /// The device, if it is on one.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use unhang_watchdog::{Events, Hang, Lane, Place, Watch, WatchSettings};
+use unhang_watchdog::{Events, Hang, HangPlace, Lane, Watch, WatchSettings};
 
 const DEADLINE: Duration = Duration::from_millis(400);
 /// For waits that are meant to end: nothing depends on how long they take.
@@ -127,7 +127,7 @@ fn the_first_that_does_not_finish_is_the_culprit() {
     bench.call(&lane, &device, "second");
     bench.call(&lane, &device, "third");
     let hang = bench.hang();
-    assert_eq!((hang.subject.as_deref(), hang.place, hang.device), (Some(&"second"), Place::Running, Some(0)));
+    assert_eq!((hang.subject.as_deref(), hang.place, hang.device), (Some(&"second"), HangPlace::Running, Some(0)));
     assert!(hang.waited >= DEADLINE);
 }
 
@@ -140,7 +140,7 @@ fn what_stands_before_a_call_is_not_the_calls_fault() {
     device.launch();
     bench.call(&lane, &device, "second");
     let hang = bench.hang();
-    assert_eq!((hang.subject, hang.place, hang.device), (None, Place::Outside, Some(3)));
+    assert_eq!((hang.subject, hang.place, hang.device), (None, HangPlace::Outside, Some(3)));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_wait_with_no_call_outstanding_is_outside() {
     device.finish_all();
     Bench::wait_until_all_happened(&lane);
     device.launch();
-    assert_eq!(bench.hang().place, Place::Outside);
+    assert_eq!(bench.hang().place, HangPlace::Outside);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn nothing_is_put_into_a_stream_that_may_have_been_destroyed() {
     let _call = bench.watch.begin(&lane, &Arc::new("second")).unwrap();
     device.launch();
     let hang = bench.hang();
-    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"second"), Place::Searching));
+    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"second"), HangPlace::Searching));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_call_that_waits_for_its_own_candidates_is_the_culprit() {
     let _call = bench.watch.begin(&lane, &Arc::new("searching")).unwrap();
     device.launch();
     let hang = bench.hang();
-    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"searching"), Place::Searching));
+    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"searching"), HangPlace::Searching));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn compiling_for_ever_is_a_hang() {
     let (_device, lane) = bench.device(0);
     let _call = bench.watch.begin(&lane, &Arc::new("compiling")).unwrap();
     let hang = bench.hang();
-    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"compiling"), Place::Host));
+    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"compiling"), HangPlace::Host));
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_driver_that_never_answers_is_a_hang_in_the_end() {
     other.finish_all();
     let hang = bench.hang();
     // Whichever marker it was asked about; never the lane that could not be asked.
-    assert_eq!((hang.device, hang.place), (Some(0), Place::Host));
+    assert_eq!((hang.device, hang.place), (Some(0), HangPlace::Host));
     assert!(hang.subject.is_none_or(|subject| *subject == "stuck"));
     device.stuck.store(false, Ordering::SeqCst);
 }
@@ -336,7 +336,7 @@ fn a_call_on_the_host_has_the_same_deadline() {
     let slow = bench.watch.begin_host(&Arc::new("slow"));
     bench.watch.end_host(quick);
     let hang = bench.hang();
-    assert_eq!((hang.subject.as_deref(), hang.place, hang.device), (Some(&"slow"), Place::Call, None));
+    assert_eq!((hang.subject.as_deref(), hang.place, hang.device), (Some(&"slow"), HangPlace::Call, None));
     bench.watch.end_host(slow);
 }
 

@@ -9,7 +9,7 @@ use super::abi::{EVENT_DEBUG, EVENT_LIMIT, EVENT_SIGNAL, EventPayload};
 use crate::Errno;
 
 #[derive(Debug, Default)]
-struct Event {
+struct CardEvent {
     /// Tells it from an earlier event with the same id.
     serial: u64,
     kind: u32,
@@ -24,7 +24,7 @@ struct Event {
 /// The events of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    events: Mutex<BTreeMap<u32, Event>>,
+    events: Mutex<BTreeMap<u32, CardEvent>>,
     created: AtomicU64,
     changed: Condvar,
 }
@@ -41,7 +41,7 @@ pub(crate) enum Waited {
 }
 
 impl Events {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Event>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, CardEvent>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -53,7 +53,7 @@ impl Events {
             if matches!(kind, EVENT_SIGNAL | EVENT_DEBUG) { 1..EVENT_LIMIT } else { EVENT_LIMIT..2 * EVENT_LIMIT };
         let id = ids.into_iter().find(|id| !events.contains_key(id)).ok_or(libc::ENOSPC)?;
         let serial = self.created.fetch_add(1, Ordering::Relaxed);
-        events.insert(id, Event { serial, kind, resets_itself, ..Event::default() });
+        events.insert(id, CardEvent { serial, kind, resets_itself, ..CardEvent::default() });
         Ok(id)
     }
 
@@ -112,7 +112,7 @@ impl Events {
             }
         }
         // An id that was given to another event meanwhile is as good as gone.
-        let is_same = |event: &Event, place: usize| event.serial == serials[place];
+        let is_same = |event: &CardEvent, place: usize| event.serial == serials[place];
         let result = loop {
             for (place, id) in ids.iter().enumerate() {
                 if let (Some(before), Some(event)) = (waiting[place], events.get(id))
@@ -153,7 +153,7 @@ impl Events {
     }
 }
 
-impl Event {
+impl CardEvent {
     fn raise(&mut self) {
         self.raised += 1;
         self.is_set = !self.resets_itself || self.waiters == 0;
@@ -183,7 +183,7 @@ mod tests {
             let mut all = events.lock();
             all.remove(&id);
             let serial = events.created.fetch_add(1, Ordering::Relaxed);
-            all.insert(id, Event { serial, kind: EVENT_SIGNAL, resets_itself: true, ..Event::default() });
+            all.insert(id, CardEvent { serial, kind: EVENT_SIGNAL, resets_itself: true, ..CardEvent::default() });
         }
         events.changed.notify_all();
         assert_eq!(waiter.join().unwrap(), Waited::Failed);

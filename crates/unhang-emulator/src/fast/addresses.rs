@@ -5,14 +5,14 @@ use super::parts;
 #[cfg(target_arch = "x86_64")]
 use super::words;
 use super::words::{Span, Words};
-use crate::access::Part;
+use crate::access::WordPart;
 use crate::host::Vectors;
 use crate::memory_access::widen;
 use crate::wave::{LANES, Lanes};
 
 impl Words {
     /// A byte or half a word.
-    pub(super) fn part(store: bool, part: Part, register: u8, offset: u32) -> Words {
+    pub(super) fn part(store: bool, part: WordPart, register: u8, offset: u32) -> Words {
         Words {
             part,
             reach: offset + part.size(),
@@ -123,7 +123,7 @@ impl Addresses {
                     (words.load)(base, (self.row, lowest), words, rows, self.on);
                     return;
                 }
-                if words.part != Part::Word {
+                if words.part != WordPart::Word {
                     parts::store(base, (self.row, lowest), words, rows, self.on);
                     return;
                 }
@@ -162,7 +162,7 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
 }
 
 /// What is at a place, with zeros above it.
-unsafe fn get_part(at: *const u8, part: Part) -> u32 {
+unsafe fn get_part(at: *const u8, part: WordPart) -> u32 {
     // SAFETY: the caller vouches for that many bytes.
     unsafe {
         match part.size() {
@@ -173,8 +173,8 @@ unsafe fn get_part(at: *const u8, part: Part) -> u32 {
     }
 }
 
-unsafe fn put_part(at: *mut u8, part: Part, value: u32) {
-    let value = if let Part::InHalf { high: true, .. } = part { value >> 16 } else { value };
+unsafe fn put_part(at: *mut u8, part: WordPart, value: u32) {
+    let value = if let WordPart::InHalf { high: true, .. } = part { value >> 16 } else { value };
     // SAFETY: the caller vouches for that many bytes that may be written.
     unsafe {
         match part.size() {

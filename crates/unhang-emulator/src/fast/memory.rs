@@ -9,7 +9,7 @@ use unhang_isa::{Field, Format, Instruction, OperandValue};
 use super::addresses::Addresses;
 use super::operands::{ScalarOperand, ZERO};
 use super::words::{Span, Words};
-use crate::access::{Access, Part};
+use crate::access::{Access, WordPart};
 use crate::host::Vectors;
 use crate::surroundings::Surroundings;
 use crate::wave::{Lanes, NULL, Wave};
@@ -29,7 +29,7 @@ impl LocalAccess {
             return None;
         }
         let words = match Moved::of(access) {
-            Some(Moved { store, part, .. }) if part != Part::Word => {
+            Some(Moved { store, part, .. }) if part != WordPart::Word => {
                 let register = instruction.high_bits(if store { 8 } else { 24 }, 8) as u8;
                 Words::part(store, part, register, instruction.bits(0, 16))
             }
@@ -102,7 +102,7 @@ impl GlobalAccess {
 struct Moved {
     store: bool,
     count: u8,
-    part: Part,
+    part: WordPart,
 }
 
 impl Moved {
@@ -116,7 +116,7 @@ impl Moved {
 
     /// From a register on.
     fn words(self, register: u8) -> Option<Words> {
-        if self.part != Part::Word {
+        if self.part != WordPart::Word {
             return Some(Words::part(self.store, self.part, register, 0));
         }
         register.checked_add(self.count)?;
@@ -355,7 +355,7 @@ unsafe fn transfer_global<const WIDE: bool>(
     rows: *mut Lanes,
 ) -> bool {
     // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
-    let whole = words.part == Part::Word;
+    let whole = words.part == WordPart::Word;
     if whole && !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
         return false;
     }

@@ -7,11 +7,11 @@ use std::arch::x86_64::*;
 
 use super::words::avx512::{Lie, lie, put, row, sixteen};
 use super::words::{Load, Words};
-use crate::access::Part;
+use crate::access::WordPart;
 use crate::wave::Lanes;
 
 /// The function that loads such a part.
-pub(super) fn load_of(part: Part) -> Load {
+pub(super) fn load_of(part: WordPart) -> Load {
     if part.size() == 1 { load::<1> } else { load::<2> }
 }
 
@@ -88,13 +88,13 @@ unsafe fn one<const SIZE: usize>(at: *const u8) -> i32 {
 /// What becomes of a register whose lanes load these parts.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn widen(found: __m512i, old: __m512i, part: Part) -> __m512i {
+fn widen(found: __m512i, old: __m512i, part: WordPart) -> __m512i {
     let signed_byte = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(found));
     match part {
-        Part::Byte { signed: true } => signed_byte,
-        Part::Half { signed: true } => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(found)),
-        Part::Word | Part::Byte { signed: false } | Part::Half { signed: false } => found,
-        Part::InHalf { byte, signed, high } => {
+        WordPart::Byte { signed: true } => signed_byte,
+        WordPart::Half { signed: true } => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(found)),
+        WordPart::Word | WordPart::Byte { signed: false } | WordPart::Half { signed: false } => found,
+        WordPart::InHalf { byte, signed, high } => {
             let found = if byte && signed { signed_byte } else { found };
             let lower = _mm512_set1_epi32(0xffff);
             if high {
@@ -142,7 +142,7 @@ unsafe fn store_sized<const SIZE: usize>(
             let places = _mm512_sub_epi32(sixteen(addresses, half), lowest);
             let at = base.add(words.offsets[0] as usize);
             let mut values = _mm512_loadu_si512(row(rows, words, 0, half).cast());
-            if let Part::InHalf { high: true, .. } = words.part {
+            if let WordPart::InHalf { high: true, .. } = words.part {
                 values = _mm512_srli_epi32::<16>(values);
             }
             match (lie::<SIZE>(places, on), SIZE) {

@@ -4,7 +4,7 @@
 //! scatter, or move what is contiguous in each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
 //! the hardware moves each in one piece.
 
-use crate::access::Part;
+use crate::access::WordPart;
 #[cfg(target_arch = "x86_64")]
 use crate::wave::Lanes;
 
@@ -14,7 +14,7 @@ pub(crate) struct Words {
     pub store: bool,
     pub count: u8,
     /// What is moved of each: all of it where there are several.
-    pub part: Part,
+    pub part: WordPart,
     /// The register of each word, and its offset.
     pub registers: [u8; 4],
     pub offsets: [u32; 4],
@@ -44,7 +44,7 @@ impl Words {
         Words {
             store,
             count,
-            part: Part::Word,
+            part: WordPart::Word,
             registers,
             offsets,
             reach: offsets[..count as usize].iter().max().map_or(0, |&offset| offset + 4),

@@ -5,7 +5,7 @@ use unhang_isa::{Chip, Format, Instruction, decode, definitions};
 use super::fast::{Random, assert_same, random_wave, run_fast, run_plain};
 use super::{DESTINATION, Extra, LANE, encode};
 use crate::Memory;
-use crate::access::{Access, Part};
+use crate::access::{Access, WordPart};
 use crate::fast::op::{Op, OpKind};
 use crate::fast::resolve::resolve;
 use crate::host::Host;
@@ -15,10 +15,10 @@ use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Wave};
 
 /// What an instruction moves of a word.
-fn part_of(instruction: &Instruction) -> Part {
+fn part_of(instruction: &Instruction) -> WordPart {
     match Semantics::of(instruction) {
         Semantics::Memory(Access::Load { part, .. } | Access::Store { part, .. }) => part,
-        _ => Part::Word,
+        _ => WordPart::Word,
     }
 }
 

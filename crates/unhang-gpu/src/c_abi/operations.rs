@@ -8,7 +8,7 @@ use unhang_conv::{DataType, Planes, Volume};
 
 use super::{read, report};
 use crate::normalization::{self, Activation, LoadedLaunches, Normalization};
-use crate::pooling::{self, IndexType, Kind, LoadedLaunch, Pooling};
+use crate::pooling::{self, IndexType, LoadedLaunch, Pooling, PoolingKind};
 use crate::strided::{LoadedMove, Move};
 use crate::{DevicePointers, GpuEngine, GpuError, Prepared};
 
@@ -43,9 +43,9 @@ impl PoolingAsked {
     fn task(&self) -> Result<pooling::Task, String> {
         let &PoolingAsked { backward, batch, channels, input, output, window, stride, padding, x, y, .. } = self;
         let kind = match self.kind.as_str() {
-            "largest" => Kind::Largest,
-            "mean" => Kind::Mean,
-            "inclusive" => Kind::InclusiveMean,
+            "largest" => PoolingKind::Largest,
+            "mean" => PoolingKind::Mean,
+            "inclusive" => PoolingKind::InclusiveMean,
             other => return Err(format!("no pooling is called {other}")),
         };
         let is_wide = |index: &IndexType| index.bytes() == self.index_bytes;
@@ -113,14 +113,14 @@ pub enum Loaded {
 }
 
 /// Where an operand of a part is.
-enum Place {
+enum OperandPlace {
     There(u64),
     Copied(Box<(Planes, LoadedMove)>),
 }
 
 /// A 3-d convolution whose kernels are loaded, as the session computes one.
 pub struct LoadedVolume {
-    parts: Vec<(Arc<Prepared>, [Place; 3])>,
+    parts: Vec<(Arc<Prepared>, [OperandPlace; 3])>,
     order: [usize; 3],
     zeros: Vec<LoadedMove>,
     gathered: [u64; 3],
@@ -142,16 +142,16 @@ impl LoadedVolume {
             for (index, planes) in part.planes.iter().enumerate() {
                 let strides = strides[fold.order[index]];
                 places.push(match planes.dense(strides, layout) {
-                    Some(start) => Place::There((start * data_type.size()) as u64),
+                    Some(start) => OperandPlace::There((start * data_type.size()) as u64),
                     None => {
                         let bytes = (planes.shape().iter().product::<usize>() * data_type.size()) as u64;
                         gathered[index] = gathered[index].max(bytes.next_multiple_of(256));
                         let copy = if index == 2 { Move::scatter } else { Move::gather };
-                        Place::Copied(Box::new((*planes, load(copy(data_type, planes, layout, strides))?)))
+                        OperandPlace::Copied(Box::new((*planes, load(copy(data_type, planes, layout, strides))?)))
                     }
                 });
             }
-            let places = <[Place; 3]>::try_from(places).map_err(|_| "three operands")?;
+            let places = <[OperandPlace; 3]>::try_from(places).map_err(|_| "three operands")?;
             parts.push((prepared, places));
         }
         let clear = |planes: &Planes| load(Move::clear(data_type, planes, layout, strides[2]));
@@ -172,13 +172,13 @@ impl LoadedVolume {
         for (prepared, operands) in &self.parts {
             let operand = |index: usize| at[self.order[index]];
             let place = |index: usize| match &operands[index] {
-                Place::There(start) => operand(index) + start,
-                Place::Copied(_) => places[index],
+                OperandPlace::There(start) => operand(index) + start,
+                OperandPlace::Copied(_) => places[index],
             };
             // SAFETY: the caller's tensors, and a workspace with room for the largest part.
             unsafe {
                 for index in 0..2 {
-                    if let Place::Copied(copied) = &operands[index]
+                    if let OperandPlace::Copied(copied) = &operands[index]
                         && last[index] != Some(copied.0)
                     {
                         engine.launch_move(&copied.1, operand(index), places[index], stream)?;
@@ -188,7 +188,7 @@ impl LoadedVolume {
                 let pointers =
                     DevicePointers { first: place(0), second: place(1), bias: 0, result: place(2), workspace };
                 engine.launch(prepared, pointers, stream)?;
-                if let Place::Copied(copied) = &operands[2] {
+                if let OperandPlace::Copied(copied) = &operands[2] {
                     engine.launch_move(&copied.1, places[2], operand(2), stream)?;
                 }
             }

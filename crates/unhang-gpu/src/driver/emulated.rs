@@ -13,7 +13,7 @@ use unhang_emulator::{ArgumentMetadata, Counts, Dispatch, Machine, Mode, Object,
 use unhang_engine::{Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_isa::Chip;
 
-use super::{Description, Driver, DriverError, Event, Function};
+use super::{Description, Driver, DriverError, Function, StreamEvent};
 use crate::choice::Choice;
 use crate::compiler::Compiler;
 use crate::model::DeviceModel;
@@ -203,13 +203,13 @@ impl Driver for Emulated {
         Ok(false)
     }
 
-    fn create_event(&self) -> Result<Event, DriverError> {
+    fn create_event(&self) -> Result<StreamEvent, DriverError> {
         let mut state = self.state();
         state.events.push(None);
-        Ok(Event(state.events.len() as u64 - 1))
+        Ok(StreamEvent(state.events.len() as u64 - 1))
     }
 
-    fn record(&self, event: Event, _stream: u64) -> Result<(), DriverError> {
+    fn record(&self, event: StreamEvent, _stream: u64) -> Result<(), DriverError> {
         // Everything before it is done already.
         if let Some(slot) = self.state().events.get_mut(event.0 as usize) {
             *slot = Some(Instant::now());
@@ -218,13 +218,13 @@ impl Driver for Emulated {
     }
 
     /// The time that the emulator took.
-    fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
+    fn elapsed(&self, from: StreamEvent, to: StreamEvent) -> Result<Option<f32>, DriverError> {
         let state = self.state();
         let [from, to] = [from, to].map(|event| state.events.get(event.0 as usize).copied().flatten());
         Ok(from.zip(to).map(|(from, to)| to.duration_since(from).as_secs_f32() * 1e3))
     }
 
-    fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
+    fn destroy_event(&self, event: StreamEvent) -> Result<(), DriverError> {
         if let Some(slot) = self.state().events.get_mut(event.0 as usize) {
             *slot = None;
         }

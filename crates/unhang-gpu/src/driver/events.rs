@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::device::Device;
-use super::{DriverError, Event};
+use super::{DriverError, StreamEvent};
 use crate::dynamic::{Vendor, function_table};
 
 function_table! {
@@ -70,21 +70,21 @@ impl DeviceEvents {
     }
 
     /// Makes an event without time stamps.
-    pub fn create(&self) -> Result<Event, DriverError> {
+    pub fn create(&self) -> Result<StreamEvent, DriverError> {
         self.create_with(DISABLE_TIMING)
     }
 
-    pub(super) fn create_with(&self, flags: u32) -> Result<Event, DriverError> {
+    pub(super) fn create_with(&self, flags: u32) -> Result<StreamEvent, DriverError> {
         self.device.run(|| {
             let mut event = ptr::null_mut();
             // SAFETY: a valid place for the handle.
             let code = unsafe { (self.calls.create.call)(&mut event, flags) };
-            self.device.check(code, self.calls.create.name).map(|()| Event(event as u64))
+            self.device.check(code, self.calls.create.name).map(|()| StreamEvent(event as u64))
         })
     }
 
     /// Puts an event into a stream of this device.
-    pub fn record(&self, event: Event, stream: u64) -> Result<(), DriverError> {
+    pub fn record(&self, event: StreamEvent, stream: u64) -> Result<(), DriverError> {
         self.device.run(|| {
             // SAFETY: an event of ours, and a stream that the caller says exists.
             let code = unsafe { (self.calls.record.call)(event.0 as *mut c_void, stream as *mut c_void) };
@@ -93,7 +93,7 @@ impl DeviceEvents {
     }
 
     /// Whether an event has happened.
-    pub fn has_happened(&self, event: Event) -> Result<bool, DriverError> {
+    pub fn has_happened(&self, event: StreamEvent) -> Result<bool, DriverError> {
         self.device.run(|| {
             // SAFETY: an event of ours.
             match unsafe { (self.calls.query.call)(event.0 as *mut c_void) } {

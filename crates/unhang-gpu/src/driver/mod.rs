@@ -76,7 +76,7 @@ pub struct Function(pub u64);
 
 /// A point in a stream's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event(pub u64);
+pub struct StreamEvent(pub u64);
 
 /// What memory for measuring is filled with: 1.0 in f16, about 0.008 in f32 and bf16, 3e-19 in f64.
 const FILLING: u32 = 0x3c00_3c00;
@@ -112,16 +112,16 @@ pub trait Driver: Send + Sync {
     fn is_capturing(&self, stream: u64) -> Result<bool, DriverError>;
 
     /// Creates an event.
-    fn create_event(&self) -> Result<Event, DriverError>;
+    fn create_event(&self) -> Result<StreamEvent, DriverError>;
 
     /// Puts an event into a stream.
-    fn record(&self, event: Event, stream: u64) -> Result<(), DriverError>;
+    fn record(&self, event: StreamEvent, stream: u64) -> Result<(), DriverError>;
 
     /// Milliseconds between two events that have both happened; `None` while they have not.
-    fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError>;
+    fn elapsed(&self, from: StreamEvent, to: StreamEvent) -> Result<Option<f32>, DriverError>;
 
     /// Ends an event.
-    fn destroy_event(&self, event: Event) -> Result<(), DriverError>;
+    fn destroy_event(&self, event: StreamEvent) -> Result<(), DriverError>;
 
     /// Device memory full of small finite numbers, whatever type they are read as: for measuring. Torch's tensors come
     /// from torch.

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::device::{Device, text};
-use super::{Description, DeviceEvents, Driver, DriverError, Event, FILLING, Function};
+use super::{Description, DeviceEvents, Driver, DriverError, FILLING, Function, StreamEvent};
 use crate::compiler::Compiler;
 use crate::dynamic::{Vendor, function_table};
 
@@ -156,15 +156,15 @@ impl Driver for VendorDriver {
         self.events.is_capturing(stream)
     }
 
-    fn create_event(&self) -> Result<Event, DriverError> {
+    fn create_event(&self) -> Result<StreamEvent, DriverError> {
         self.events.create_with(0)
     }
 
-    fn record(&self, event: Event, stream: u64) -> Result<(), DriverError> {
+    fn record(&self, event: StreamEvent, stream: u64) -> Result<(), DriverError> {
         self.events.record(event, stream)
     }
 
-    fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
+    fn elapsed(&self, from: StreamEvent, to: StreamEvent) -> Result<Option<f32>, DriverError> {
         if !self.events.has_happened(to)? {
             return Ok(None);
         }
@@ -177,7 +177,7 @@ impl Driver for VendorDriver {
         })
     }
 
-    fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
+    fn destroy_event(&self, event: StreamEvent) -> Result<(), DriverError> {
         self.device().run(|| {
             // SAFETY: an event of this driver that the caller gives up.
             let code = unsafe { (self.calls.event_destroy.call)(event.0 as *mut c_void) };

@@ -6,7 +6,7 @@ use unhang_conv::DataType;
 
 use super::{DevicePointers, GpuEngine, Prepared};
 use crate::choice::Choice;
-use crate::driver::{DriverError, Event, Function};
+use crate::driver::{DriverError, Function, StreamEvent};
 use crate::error::GpuError;
 use crate::plan::{Pointer, Stage};
 use crate::shapes::Shape;
@@ -14,7 +14,7 @@ use crate::shapes::Shape;
 /// A measurement that was put into a stream. What it holds is the process's until [`GpuEngine::forget`].
 #[derive(Debug)]
 pub struct Timing {
-    events: Vec<Event>,
+    events: Vec<StreamEvent>,
     repeats: u32,
 }
 

@@ -103,7 +103,7 @@ fn whole_strides(p: &Problem, strip: usize) -> Result<(), String> {
 }
 
 /// How the filter's gradient is divided.
-struct Part {
+struct GradientPart {
     /// Where the sums go.
     to: Pointer,
     splits: u32,
@@ -112,15 +112,18 @@ struct Part {
 }
 
 /// The filter's gradient: sums over parts of what there is, and their sum. The sums of a single part are the gradient.
-fn in_parts(geometry: &Geometry, all: usize, splits: u32, stage: impl FnOnce(Part) -> Stage) -> LaunchPlan {
+fn in_parts(geometry: &Geometry, all: usize, splits: u32, stage: impl FnOnce(GradientPart) -> Stage) -> LaunchPlan {
     let each = all.div_ceil(splits.clamp(1, 65535) as usize).max(1);
     let splits = all.div_ceil(each) as u32;
     if splits == 1 && geometry.problem.data_type() == DataType::F32 {
-        return LaunchPlan { stages: vec![stage(Part { to: Pointer::Result, splits, each })], workspace_bytes: 0 };
+        return LaunchPlan {
+            stages: vec![stage(GradientPart { to: Pointer::Result, splits, each })],
+            workspace_bytes: 0,
+        };
     }
     let mut workspace = Workspace::default();
     let planes = workspace.take(u64::from(splits) * geometry.result_elements() * 4);
-    let stages = vec![stage(Part { to: planes, splits, each }), reduce_weights(geometry, splits, planes)];
+    let stages = vec![stage(GradientPart { to: planes, splits, each }), reduce_weights(geometry, splits, planes)];
     LaunchPlan { stages, workspace_bytes: workspace.bytes }
 }
 

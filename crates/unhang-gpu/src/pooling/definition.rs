@@ -2,7 +2,7 @@
 
 /// What is made of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum PoolingKind {
     /// Its largest element. NaN is never the largest; of NaN alone it is minus infinity.
     Largest,
     /// The mean of what is in the image.
@@ -15,7 +15,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Pooling {
-    pub kind: Kind,
+    pub kind: PoolingKind,
     pub batch: usize,
     pub channels: usize,
     pub input: [usize; 3],
@@ -99,9 +99,9 @@ impl Pooling {
     fn divisor(&self, spans: [Span; 3]) -> f64 {
         let inside: usize = spans.iter().map(|span| span.end.saturating_sub(span.begin)).product();
         match self.kind {
-            Kind::Largest => 1.0,
-            Kind::Mean => inside.max(1) as f64,
-            Kind::InclusiveMean => self.taps() as f64,
+            PoolingKind::Largest => 1.0,
+            PoolingKind::Mean => inside.max(1) as f64,
+            PoolingKind::InclusiveMean => self.taps() as f64,
         }
     }
 
@@ -109,7 +109,7 @@ impl Pooling {
     pub fn forward(&self, x: &[f64]) -> (Vec<f64>, Vec<u64>) {
         let (mut y, mut indices) = (vec![0.0; self.outputs()], vec![0; self.outputs()]);
         self.each_window(|at, plane, spans| {
-            if self.kind == Kind::Largest {
+            if self.kind == PoolingKind::Largest {
                 let mut best: Option<(f64, u64)> = None;
                 self.each_element(plane, spans, |place, index| {
                     let before = best.unwrap_or((f64::NEG_INFINITY, index));
@@ -131,7 +131,7 @@ impl Pooling {
         self.each_window(|at, plane, spans| {
             let share = dy[at] / self.divisor(spans);
             self.each_element(plane, spans, |place, index| {
-                if self.kind != Kind::Largest || indices[at] == index {
+                if self.kind != PoolingKind::Largest || indices[at] == index {
                     dx[place] += share;
                 }
             });
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     /// 1 plane of 3×4, windows of 2×3 with stride 2×1 and padding 1×1.
-    fn small(kind: Kind, index_in_window: bool) -> Pooling {
+    fn small(kind: PoolingKind, index_in_window: bool) -> Pooling {
         Pooling {
             kind,
             batch: 1,
@@ -162,37 +162,37 @@ mod tests {
     #[test]
     fn a_small_image_is_pooled_as_by_hand() {
         let x = [1.0, 5.0, 2.0, 0.0, 7.0, 3.0, 4.0, 4.0, 6.0, 8.0, 9.0, -1.0];
-        let (y, indices) = small(Kind::Largest, false).forward(&x);
+        let (y, indices) = small(PoolingKind::Largest, false).forward(&x);
         assert_eq!(y, [5.0, 5.0, 5.0, 2.0, 8.0, 9.0, 9.0, 9.0]);
         assert_eq!(indices, [1, 1, 1, 2, 9, 10, 10, 10]);
-        let (_, taps) = small(Kind::Largest, true).forward(&x);
+        let (_, taps) = small(PoolingKind::Largest, true).forward(&x);
         assert_eq!(taps, [5, 4, 3, 3, 5, 5, 4, 3]);
         let dy = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-        let by_image = small(Kind::Largest, false).backward(&dy, &indices);
+        let by_image = small(PoolingKind::Largest, false).backward(&dy, &indices);
         assert_eq!(by_image, [0.0, 7.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 16.0, 224.0, 0.0]);
-        assert_eq!(small(Kind::Largest, true).backward(&dy, &taps), by_image);
+        assert_eq!(small(PoolingKind::Largest, true).backward(&dy, &taps), by_image);
     }
 
     #[test]
     fn means_are_over_what_is_there_or_over_the_whole_window() {
         let x = [1.0, 5.0, 2.0, 0.0, 7.0, 3.0, 4.0, 4.0, 6.0, 8.0, 9.0, -1.0];
-        let (y, _) = small(Kind::Mean, false).forward(&x);
+        let (y, _) = small(PoolingKind::Mean, false).forward(&x);
         assert_eq!((y[0], y[1], y[5]), (3.0, 8.0 / 3.0, 37.0 / 6.0));
-        let (y, _) = small(Kind::InclusiveMean, false).forward(&x);
+        let (y, _) = small(PoolingKind::InclusiveMean, false).forward(&x);
         assert_eq!((y[0], y[1], y[5]), (1.0, 8.0 / 6.0, 37.0 / 6.0));
-        let dx = small(Kind::Mean, false).backward(&[6.0; 8], &[]);
+        let dx = small(PoolingKind::Mean, false).backward(&[6.0; 8], &[]);
         assert_eq!((dx[0], dx[11]), (3.0 + 2.0, 1.0 + 1.5));
-        assert_eq!(small(Kind::InclusiveMean, false).backward(&[6.0; 8], &[])[0], 2.0);
+        assert_eq!(small(PoolingKind::InclusiveMean, false).backward(&[6.0; 8], &[])[0], 2.0);
     }
 
     #[test]
     fn windows_without_numbers_or_elements_have_an_end() {
-        let outside = Pooling { padding: [0, 3, 1], ..small(Kind::Largest, true) };
+        let outside = Pooling { padding: [0, 3, 1], ..small(PoolingKind::Largest, true) };
         let (y, indices) = outside.forward(&[f64::NAN; 12]);
         assert_eq!((y[0], indices[0]), (f64::NEG_INFINITY, 0));
-        let (y, _) = Pooling { kind: Kind::Mean, ..outside }.forward(&[1.0; 12]);
+        let (y, _) = Pooling { kind: PoolingKind::Mean, ..outside }.forward(&[1.0; 12]);
         assert_eq!((y[0], y[4]), (0.0, 1.0));
-        let (y, indices) = small(Kind::Largest, false).forward(&[f64::NEG_INFINITY; 12]);
+        let (y, indices) = small(PoolingKind::Largest, false).forward(&[f64::NEG_INFINITY; 12]);
         assert_eq!((y[5], indices[5]), (f64::NEG_INFINITY, 4));
     }
 }

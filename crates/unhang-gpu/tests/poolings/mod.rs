@@ -3,11 +3,11 @@
 use unhang_conv::DataType;
 use unhang_engine::tolerance::Tolerance;
 use unhang_gpu::GpuEngine;
-use unhang_gpu::pooling::{Buffers, IndexType, Kind, Launch, Pooling, Task};
+use unhang_gpu::pooling::{Buffers, IndexType, Launch, Pooling, PoolingKind, Task};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
-pub(crate) const KINDS: [Kind; 3] = [Kind::Largest, Kind::Mean, Kind::InclusiveMean];
+pub(crate) const KINDS: [PoolingKind; 3] = [PoolingKind::Largest, PoolingKind::Mean, PoolingKind::InclusiveMean];
 
 /// A task, and whether indices of the largest elements are kept.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,7 @@ fn place(sizes: [usize; 5], strides: [usize; 5], mut at: usize) -> usize {
 }
 
 impl Case {
-    pub(crate) fn random(seed: u64, data_type: DataType, kind: Kind, backward: bool) -> Case {
+    pub(crate) fn random(seed: u64, data_type: DataType, kind: PoolingKind, backward: bool) -> Case {
         let mut random = Random(seed * 2 + u64::from(backward));
         let is_deep = random.below(3) == 0;
         let mut sizes = Pooling {
@@ -88,8 +88,8 @@ impl Case {
         // Few different values, so that several are the largest; and NaN.
         let mut numbers = |count: usize| -> Vec<f64> {
             let one = |random: &mut Random| match random.below(40) {
-                0 if sizes.kind == Kind::Largest => f64::NAN,
-                1 if sizes.kind == Kind::Largest => f64::NEG_INFINITY,
+                0 if sizes.kind == PoolingKind::Largest => f64::NAN,
+                1 if sizes.kind == PoolingKind::Largest => f64::NEG_INFINITY,
                 at if at < 20 => rounded(type_, (at as f64 - 10.0) / 8.0),
                 _ => rounded(type_, random.number()),
             };
@@ -150,7 +150,7 @@ impl Case {
                 return Err(format!("a gap at {place} was written"));
             }
         }
-        if task.backward || !self.keeps_indices || sizes.kind != Kind::Largest {
+        if task.backward || !self.keeps_indices || sizes.kind != PoolingKind::Largest {
             return Ok(());
         }
         let found = memory.get(buffers.indices, index_bytes.len());

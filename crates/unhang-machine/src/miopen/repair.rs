@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{Checked, Kind, backup_path};
+use super::{Checked, DatabaseKind, backup_path};
 use crate::system::System;
 
 /// What was, or would be, done to one file.
@@ -84,8 +84,8 @@ pub fn repair(
             } else {
                 copy(&real, &backup).map_err(failed)?;
                 match file.database.kind {
-                    Kind::FindDb => remove_lines(&real, &lines).map_err(failed)?,
-                    Kind::PerfDb | Kind::KernelDb => {
+                    DatabaseKind::FindDb => remove_lines(&real, &lines).map_err(failed)?,
+                    DatabaseKind::PerfDb | DatabaseKind::KernelDb => {
                         delete_rows(&real, &rows)
                             .map_err(|source| RepairError::Database { path: path.clone(), source })?;
                     }

@@ -9,7 +9,7 @@ use unhang_probe::trial::Convolved;
 use crate::{DirectionFunctions, MODE_CONVOLUTION, Opaque, Performance, code_of};
 
 use super::library::{Functions, Miopen, MiopenError, call};
-use super::memory::{Descriptor, Event, Memory};
+use super::memory::{Descriptor, HipEvent, Memory};
 
 /// How many algorithms a search may name.
 const MOST_ALGORITHMS: usize = 16;
@@ -56,7 +56,7 @@ impl Miopen {
         let (best, count) = call.find(workspace.address, bytes)?;
         found();
         call.execute(best.algorithm, workspace.address, bytes)?;
-        Event::now(functions)?.wait()?;
+        HipEvent::now(functions)?.wait()?;
         let first_seconds = began.elapsed().as_secs_f64();
         let seconds = call.time(best.algorithm, workspace.address, bytes)?;
         memory[2].read(result)?;
@@ -74,7 +74,7 @@ impl Miopen {
         let sent: Vec<u32> = (0..4096).collect();
         let mut received = vec![0; sent.len()];
         let memory = Memory::of(&self.functions, &sent)?;
-        Event::now(&self.functions)?.wait()?;
+        HipEvent::now(&self.functions)?.wait()?;
         memory.read(&mut received)?;
         Ok(received == sent)
     }
@@ -179,9 +179,9 @@ impl Call<'_> {
     fn time(&self, algorithm: i32, workspace: Opaque, bytes: usize) -> Result<f64, MiopenError> {
         let (mut best, mut spent) = (f64::INFINITY, 0.0);
         for _ in 0..TIMING_CALLS {
-            let begin = Event::now(self.functions)?;
+            let begin = HipEvent::now(self.functions)?;
             self.execute(algorithm, workspace, bytes)?;
-            let end = Event::now(self.functions)?;
+            let end = HipEvent::now(self.functions)?;
             end.wait()?;
             let seconds = end.seconds_since(&begin)?;
             best = best.min(seconds);

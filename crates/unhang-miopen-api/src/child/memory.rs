@@ -57,15 +57,15 @@ impl Drop for Memory<'_> {
 }
 
 /// A point in the default stream's work.
-pub(crate) struct Event<'a> {
+pub(crate) struct HipEvent<'a> {
     functions: &'a Functions,
     handle: Opaque,
 }
 
-impl<'a> Event<'a> {
+impl<'a> HipEvent<'a> {
     /// An event behind all that was queued so far.
-    pub(crate) fn now(functions: &'a Functions) -> Result<Event<'a>, MiopenError> {
-        let mut event = Event { functions, handle: ptr::null_mut() };
+    pub(crate) fn now(functions: &'a Functions) -> Result<HipEvent<'a>, MiopenError> {
+        let mut event = HipEvent { functions, handle: ptr::null_mut() };
         // SAFETY: a valid place for the handle; then an event of ours and the default stream.
         unsafe {
             check_hip((functions.create_event)(&mut event.handle), "hipEventCreate")?;
@@ -88,7 +88,7 @@ impl<'a> Event<'a> {
     }
 
     /// Seconds since an earlier event; both have happened.
-    pub(crate) fn seconds_since(&self, earlier: &Event<'_>) -> Result<f64, MiopenError> {
+    pub(crate) fn seconds_since(&self, earlier: &HipEvent<'_>) -> Result<f64, MiopenError> {
         let mut milliseconds = 0.0;
         // SAFETY: events of ours, and a place for the number.
         let code = unsafe { (self.functions.elapsed)(&mut milliseconds, earlier.handle, self.handle) };
@@ -96,7 +96,7 @@ impl<'a> Event<'a> {
     }
 }
 
-impl Drop for Event<'_> {
+impl Drop for HipEvent<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: made here and not used after.

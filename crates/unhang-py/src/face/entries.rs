@@ -7,7 +7,7 @@ use unhang_conv::{DataType, Layout};
 
 use super::accelerator::{DeviceGuard, Give, OptionalDevice};
 use super::c_interface::{Handle, ListHandle, Mask, Numbers, OptionalNumbers, OptionalRaw, OptionalType, Raw};
-use super::tensors::{List, Place, Tensor};
+use super::tensors::{List, Tensor, TensorPlace};
 use super::torch::Torch;
 
 /// Everything about a convolution but its tensors.
@@ -53,13 +53,14 @@ impl Torch {
     }
 
     /// Where tensors of the CPU lie.
-    pub fn on_cpu(&self, data_type: DataType) -> Place {
+    pub fn on_cpu(&self, data_type: DataType) -> TensorPlace {
         // SAFETY: no arguments.
-        Place { data_type: self.number_of(data_type), device_type: unsafe { (self.functions.cpu)() }, device_index: -1 }
+        let device_type = unsafe { (self.functions.cpu)() };
+        TensorPlace { data_type: self.number_of(data_type), device_type, device_index: -1 }
     }
 
     /// That many bytes of the place's device.
-    pub fn scratch(&self, bytes: u64, place: Place) -> Option<Scratch<'_>> {
+    pub fn scratch(&self, bytes: u64, place: TensorPlace) -> Option<Scratch<'_>> {
         if let Some((take, give)) = self.accelerator.scratch
             && place.device_index >= 0
             && self.accelerator.is_current(place.device_index)
@@ -68,12 +69,12 @@ impl Torch {
             // SAFETY: a place for the address.
             return (unsafe { take(bytes, &mut address) } == 0).then_some(Scratch::Bytes(address, give));
         }
-        let of_bytes = Place { data_type: self.byte(), ..place };
+        let of_bytes = TensorPlace { data_type: self.byte(), ..place };
         self.allocate(&[i64::try_from(bytes).ok()?], &[1], of_bytes).map(Scratch::Tensor)
     }
 
     /// Memory for a result. Where memory has run out torch itself raises on an accelerator; elsewhere this is `None`.
-    pub fn result(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
+    pub fn result(&self, sizes: &[i64], strides: &[i64], place: TensorPlace) -> Option<Tensor<'_>> {
         let (Some(empty), true) = (self.accelerator.empty, place.device_index >= 0) else {
             return self.allocate(sizes, strides, place);
         };
@@ -90,9 +91,9 @@ impl Torch {
     }
 
     /// Memory from torch's allocator; `None` if torch has no memory left.
-    pub fn allocate(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
+    pub fn allocate(&self, sizes: &[i64], strides: &[i64], place: TensorPlace) -> Option<Tensor<'_>> {
         let mut handle = std::ptr::null_mut();
-        let Place { data_type, device_type, device_index } = place;
+        let TensorPlace { data_type, device_type, device_index } = place;
         // SAFETY: as many sizes and strides as dimensions, and a place for the handle.
         let code = unsafe {
             (self.functions.empty)(

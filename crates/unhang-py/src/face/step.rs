@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use unhang_conv::{Layout, Problem};
 use unhang_gpu::DevicePointers;
 
-use super::tensors::{Described, Place, Tensor, dense_length};
+use super::tensors::{Described, Tensor, TensorPlace, dense_length};
 use super::torch::Torch;
 use crate::compute::{Memory, compute, cpu_engine};
 use crate::forking::is_forked;
@@ -211,7 +211,7 @@ fn launch(
     watched: Option<&(Py<PyWatchdog>, Py<PyWatched>)>,
     operands: &Measured,
     result: u64,
-    place: Place,
+    place: TensorPlace,
 ) -> Option<()> {
     let [first, second] = operands.operands.map(|(address, _)| address as u64);
     // A view that begins in the middle of another tensor is copied by Python's path; a forked child has no GPU.

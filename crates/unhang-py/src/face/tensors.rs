@@ -34,7 +34,7 @@ impl List {
 
 /// Where a tensor is and what it holds, by torch's numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorPlace {
     pub data_type: i32,
     pub device_type: i32,
     pub device_index: i32,
@@ -46,7 +46,7 @@ pub struct Described<'t, 'a> {
     pub tensor: &'t Tensor<'a>,
     pub sizes: &'t [i64],
     pub strides: &'t [i64],
-    pub place: Place,
+    pub place: TensorPlace,
 }
 
 impl Described<'_, '_> {
@@ -142,9 +142,9 @@ impl<'a> Tensor<'a> {
     }
 
     /// Where it is and what it holds.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<TensorPlace> {
         let functions = &self.torch.functions;
-        let mut place = Place { data_type: 0, device_type: 0, device_index: 0 };
+        let mut place = TensorPlace { data_type: 0, device_type: 0, device_index: 0 };
         // SAFETY: a tensor, and places for what is read.
         let failed = unsafe {
             (functions.data_type)(self.handle, &mut place.data_type)

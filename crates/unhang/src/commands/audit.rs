@@ -12,7 +12,7 @@ use unhang_isa::audit::{Finding, Hazards, Rule};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::{Chip, Program};
 use unhang_objects::survey::{FunctionSurvey, ObjectSurvey, Options, survey};
-use unhang_objects::{Event, walk};
+use unhang_objects::{WalkEvent, walk};
 
 use super::text::{counted, wrapped};
 use crate::output::{self, Colour, Style, printable};
@@ -150,25 +150,25 @@ impl Audit {
         Ok(ExitCode::from(code))
     }
 
-    fn take(&self, event: Event<'_>, files: &mut Vec<FileReport>) {
+    fn take(&self, event: WalkEvent<'_>, files: &mut Vec<FileReport>) {
         match event {
-            Event::File { path } => {
+            WalkEvent::File { path } => {
                 if io::stderr().is_terminal() {
                     let _ = write!(io::stderr(), "\r\x1b[Klooking at {}", printable(path));
                     let _ = io::stderr().flush();
                 }
                 files.push(FileReport { path: path.to_owned(), ..FileReport::default() });
             }
-            Event::Object { target, bytes } => {
+            WalkEvent::Object { target, bytes } => {
                 let Some(file) = files.last_mut() else { return };
                 file.take_object(target, bytes, self);
             }
-            Event::OtherTarget { target } => {
+            WalkEvent::OtherTarget { target } => {
                 if let Some(file) = files.last_mut() {
                     file.other_targets.insert(target.to_owned());
                 }
             }
-            Event::Unreadable { path, error } => {
+            WalkEvent::Unreadable { path, error } => {
                 let message = error.to_string();
                 match files.last_mut().filter(|file| file.path == path) {
                     Some(file) => file.error = Some(message),

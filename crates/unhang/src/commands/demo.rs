@@ -42,7 +42,7 @@ Exit codes:
 pub(crate) struct Demo {
     /// Show one part only.
     #[arg(long, value_enum)]
-    part: Option<Part>,
+    part: Option<DemoPart>,
     /// The Python whose torch is used; otherwise that of the active environment.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
@@ -52,7 +52,7 @@ pub(crate) struct Demo {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum DemoPart {
     /// What needs no torch.
     Machine,
     /// What runs PyTorch.
@@ -120,7 +120,7 @@ impl Demo {
         let style = Style::for_stream(&std::io::stdout());
         let without_hip = Hiprtc::find().err();
         let with_hip = if without_hip.is_none() { WITH_HIP } else { &[] };
-        if self.part != Some(Part::Torch) {
+        if self.part != Some(DemoPart::Torch) {
             for (number, section) in SECTIONS.iter().chain(with_hip).enumerate() {
                 let ground = match section.ground {
                     Ground::Measured => "measured",
@@ -142,7 +142,7 @@ impl Demo {
                 print_text(&format!("\n{}\n", wrapped(&line, 0, 0)))?;
             }
         }
-        if self.part == Some(Part::Machine) {
+        if self.part == Some(DemoPart::Machine) {
             return Ok(ExitCode::SUCCESS);
         }
         let python = self.python.as_deref().map_or_else(find_python, interpreter);

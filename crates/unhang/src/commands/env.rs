@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use unhang_machine::install::{self, Outcome, Scope};
+use unhang_machine::install::{self, InstallOutcome, Scope};
 use unhang_machine::profile::{NAMES, Profile, Shell};
 use unhang_machine::{Machine, System, examine};
 
@@ -337,7 +337,7 @@ fn hint(scope: Scope) -> String {
 }
 
 /// What was done, for people.
-fn told(system: &System, head: &str, outcome: &Outcome, dry_run: bool, nothing: &str) -> String {
+fn told(system: &System, head: &str, outcome: &InstallOutcome, dry_run: bool, nothing: &str) -> String {
     let style = Style::for_stream(&std::io::stdout());
     let mut text = String::new();
     if system.is_folder() {

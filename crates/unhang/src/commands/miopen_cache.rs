@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use unhang_machine::System;
-use unhang_machine::miopen::{self, Checked, Kind};
+use unhang_machine::miopen::{self, Checked, DatabaseKind};
 
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
@@ -110,11 +110,11 @@ fn nothing(system: &System) -> String {
     wrapped(&line, 0, 2) + "\n"
 }
 
-fn kind(kind: Kind) -> &'static str {
+fn kind(kind: DatabaseKind) -> &'static str {
     match kind {
-        Kind::FindDb => "choices (find-db)",
-        Kind::PerfDb => "tuning (perf-db)",
-        Kind::KernelDb => "compiled kernels",
+        DatabaseKind::FindDb => "choices (find-db)",
+        DatabaseKind::PerfDb => "tuning (perf-db)",
+        DatabaseKind::KernelDb => "compiled kernels",
     }
 }
 

@@ -27,7 +27,7 @@ use super::python::{find_python, interpreter};
 use super::text::{deadline, duration};
 use super::whole_file::read_table;
 use crate::output::tell;
-use children::{Python, VARIANTS};
+use children::{ChildTask, Python, VARIANTS};
 use show::{Found, INTERRUPTED, Progress};
 
 /// How many convolutions go through all engines before the next ones do: children are kept busy, and with little time
@@ -114,10 +114,10 @@ pub(crate) struct Probe {
     rehearsal_child: Option<PathBuf>,
     /// The child that drives MIOpen; for this program's own use.
     #[arg(long, hide = true, value_name = "PART")]
-    miopen_child: Option<miopen::Part>,
+    miopen_child: Option<ChildTask>,
     /// The child with our own kernels; for this program's own use.
     #[arg(long, hide = true, value_name = "PART")]
-    jit_child: Option<kernels::Part>,
+    jit_child: Option<ChildTask>,
 }
 
 /// Where attempts are made: a real torch, or a played card.

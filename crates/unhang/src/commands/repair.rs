@@ -15,7 +15,7 @@ use unhang_isa::audit::{Hazards, Rule};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::repair::{FunctionRepair, Options, Treatment};
 use unhang_objects::repair::repair;
-use unhang_objects::{Event, Found, Size, rewrite, walk};
+use unhang_objects::{Found, Size, WalkEvent, rewrite, walk};
 
 use super::audit::by_name;
 use super::text::counted;
@@ -174,8 +174,8 @@ impl Repair {
         let mut container = String::new();
         let mut failure = None;
         walk(&self.file, &mut |event| match event {
-            Event::File { path } => container = file_name(path),
-            Event::Object { target, bytes } => {
+            WalkEvent::File { path } => container = file_name(path),
+            WalkEvent::Object { target, bytes } => {
                 let before = report.objects.len();
                 let repaired = self.repair(Found { target, bytes, size: Size::Any }, report);
                 let Some(object) = report.objects.get_mut(before) else { return };
@@ -188,8 +188,8 @@ impl Repair {
                     Err(error) => failure = failure.take().or(Some(error)),
                 }
             }
-            Event::OtherTarget { .. } => {}
-            Event::Unreadable { path, error } => report.errors.push(format!("{path}: {error}")),
+            WalkEvent::OtherTarget { .. } => {}
+            WalkEvent::Unreadable { path, error } => report.errors.push(format!("{path}: {error}")),
         })
         .with_context(|| format!("cannot read {}", self.file.display()))?;
         failure.map_or(Ok(()), Err)

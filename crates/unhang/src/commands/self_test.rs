@@ -18,7 +18,7 @@ use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, time};
 use unhang_gpu::{FromHost, GpuEngine, GpuSettings};
 use unhang_machine::Machine;
-use unhang_probe::{Child, Ended, Outcome, PythonStart, answer, canary, supervise};
+use unhang_probe::{Child, ChildOutcome, Ended, PythonStart, answer, canary, supervise};
 use unhang_session::proof::judged;
 
 use super::bench::open_driver;
@@ -207,7 +207,7 @@ fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-fn run(child: Child) -> anyhow::Result<Outcome> {
+fn run(child: Child) -> anyhow::Result<ChildOutcome> {
     Ok(supervise(&apart(child))?)
 }
 
@@ -219,7 +219,7 @@ fn apart(mut child: Child) -> Child {
 
 /// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch that
 /// the child said it has: the one that is found by looking need not be the one that was run.
-fn keep(trial: Trial, machine: &Machine, outcome: &Outcome, verdict: Verdict, detail: &str) {
+fn keep(trial: Trial, machine: &Machine, outcome: &ChildOutcome, verdict: Verdict, detail: &str) {
     let Some(torch) = canary::torch_of(outcome) else { return };
     let mut found = Vec::new();
     match trial {

@@ -17,7 +17,7 @@ use unhang_gpu::candidates::half_candidates;
 use unhang_gpu::tuning::{self, Bench, shortlist};
 use unhang_gpu::{GpuEngine, GpuSettings};
 use unhang_machine::System;
-use unhang_probe::{Ended, Launch, Outcome as Ending, TalkingChild, answer};
+use unhang_probe::{ChildOutcome, Ended, Launch, TalkingChild, answer};
 use unhang_session::{Contest, Effort};
 
 use super::super::knowledge::{open_store, say_notices};
@@ -68,7 +68,7 @@ struct Task {
 /// What the child says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Event {
+enum TuneEvent {
     /// What it measures on, as evidence is filed.
     Device {
         name: String,
@@ -96,7 +96,7 @@ enum Event {
 
 /// What came out for one problem.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Outcome {
+struct TuneOutcome {
     layer: String,
     problem: String,
     /// What the model would have taken, and its seconds.
@@ -128,7 +128,7 @@ struct Report {
     at_least: f64,
     /// The least of the shares, and whose it is.
     worst: Option<(f64, String)>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<TuneOutcome>,
     /// What failed or hung, in words.
     failures: Vec<String>,
 }
@@ -206,7 +206,7 @@ impl Tune {
     fn work(&self) -> anyhow::Result<ExitCode> {
         let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
         let description = engine.driver().description();
-        say(&Event::Device {
+        say(&TuneEvent::Device {
             name: tuning::device(description),
             architecture: description.true_architecture.clone(),
             compiler: engine.driver().compiler().version(),
@@ -216,7 +216,7 @@ impl Tune {
             let task: Task = serde_json::from_str(&line.context("cannot read the tasks")?).context("no task")?;
             let problem: Problem = task.problem.parse().context("no problem")?;
             self.time(&engine, &problem, &task.without)?;
-            say(&Event::Done)?;
+            say(&TuneEvent::Done)?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -239,11 +239,11 @@ impl Tune {
         let mut contest = Contest::new(effort, candidates.iter().map(|candidate| candidate.choice));
         while let Some(round) = contest.next_round() {
             for choice in round.turns {
-                say(&Event::Trying { choice: choice.to_string() })?;
+                say(&TuneEvent::Trying { choice: choice.to_string() })?;
                 match bench.seconds(choice, round.repeats) {
                     Ok(seconds) => contest.took(choice, seconds),
                     Err(error) => {
-                        say(&Event::Failed { choice: choice.to_string(), reason: error.to_string() })?;
+                        say(&TuneEvent::Failed { choice: choice.to_string(), reason: error.to_string() })?;
                         contest.leave_out(choice, &error.to_string());
                     }
                 }
@@ -251,7 +251,7 @@ impl Tune {
         }
         for times in contest.times_of_sound() {
             let (seconds, spread) = times.median_and_spread();
-            say(&Event::Timed { choice: times.choice, seconds, spread })?;
+            say(&TuneEvent::Timed { choice: times.choice, seconds, spread })?;
         }
         Ok(())
     }
@@ -315,19 +315,19 @@ impl OpenTasks<'_> {
         self.give_next(child)?;
         while let Some(line) = child.next(patience) {
             match serde_json::from_str(&line).context("the child answered with something unknown")? {
-                Event::Device { name, architecture, compiler, driver } => {
+                TuneEvent::Device { name, architecture, compiler, driver } => {
                     (self.report.device, self.report.architecture) = (name, architecture);
                     (self.report.compiler, self.report.driver) = (compiler, driver);
                     heard.found_device = true;
                 }
-                Event::Trying { choice } => heard.trying = Some(choice),
-                Event::Timed { choice, seconds, spread } => timed.push(Timed { choice, seconds, spread }),
-                Event::Failed { choice, reason } => {
+                TuneEvent::Trying { choice } => heard.trying = Some(choice),
+                TuneEvent::Timed { choice, seconds, spread } => timed.push(Timed { choice, seconds, spread }),
+                TuneEvent::Failed { choice, reason } => {
                     failed.push(format!("{choice}: {reason}"));
                     let problem = self.tasks.front().map_or("", |(_, task)| &task.problem);
                     self.report.failures.push(format!("{choice} on {problem}: {reason}"));
                 }
-                Event::Done => {
+                TuneEvent::Done => {
                     heard.trying = None;
                     self.finish_first(std::mem::take(&mut timed), std::mem::take(&mut failed));
                     if self.tasks.is_empty() {
@@ -377,14 +377,14 @@ impl OpenTasks<'_> {
 }
 
 /// What a child said that was not meant for us.
-fn words_of(ending: &Ending) -> String {
+fn words_of(ending: &ChildOutcome) -> String {
     match ending.ended {
         Ended::Unkillable => "the child process cannot be killed: it waits for the GPU".into(),
         _ => ending.other_words().take(40).collect::<Vec<_>>().join("\n").replace("error: ", ""),
     }
 }
 
-fn say(event: &Event) -> anyhow::Result<()> {
+fn say(event: &TuneEvent) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     // A library's own message may be in the middle of a line: standard error goes to the same place.
     writeln!(out, "\n{}", answer::line(&serde_json::to_string(event)?))?;
@@ -392,12 +392,12 @@ fn say(event: &Event) -> anyhow::Result<()> {
 }
 
 /// The first choice is the model's; nothing where nothing was timed.
-fn outcome(layer: String, problem: String, timed: &[Timed]) -> Option<Outcome> {
+fn outcome(layer: String, problem: String, timed: &[Timed]) -> Option<TuneOutcome> {
     // The model is not judged by choices that are used only on request.
     let unasked: Vec<&Timed> = timed.iter().filter(|it| !it.choice.starts_with("half:")).collect();
     let (first, best) = (*unasked.first()?, *unasked.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
     let share = if first.seconds > 0.0 { best.seconds / first.seconds } else { 1.0 };
-    Some(Outcome {
+    Some(TuneOutcome {
         layer,
         problem,
         first: first.choice.clone(),
@@ -409,7 +409,7 @@ fn outcome(layer: String, problem: String, timed: &[Timed]) -> Option<Outcome> {
     })
 }
 
-fn geometric_mean(outcomes: &[Outcome]) -> f64 {
+fn geometric_mean(outcomes: &[TuneOutcome]) -> f64 {
     let sum: f64 = outcomes.iter().map(|outcome| outcome.share.ln()).sum();
     if outcomes.is_empty() { 1.0 } else { (sum / outcomes.len() as f64).exp() }
 }
@@ -432,7 +432,7 @@ fn words(report: &Report) -> String {
             outcome.share
         );
     }
-    let mut worst: Vec<&Outcome> = report.outcomes.iter().filter(|outcome| outcome.share < 0.9).collect();
+    let mut worst: Vec<&TuneOutcome> = report.outcomes.iter().filter(|outcome| outcome.share < 0.9).collect();
     worst.sort_by(|a, b| a.share.total_cmp(&b.share));
     for outcome in worst.iter().take(10) {
         text += &format!(

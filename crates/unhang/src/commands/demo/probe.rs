@@ -9,7 +9,7 @@ use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Evidence, RecordSource, Store, time};
 use unhang_plan::{Settings, Situation, plan};
 use unhang_probe::rehearsal::Table;
-use unhang_probe::{Attempt, Deadlines, Event, Prober};
+use unhang_probe::{Attempt, Deadlines, ProbeEvent, Prober};
 use unhang_report::Report;
 
 use super::super::lasting_folder::LastingFolder;
@@ -37,8 +37,8 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         }
     }
     let began = Instant::now();
-    let tell = |event: Event<'_>| {
-        let Event::Ended(tried) = event else { return };
+    let tell = |event: ProbeEvent<'_>| {
+        let ProbeEvent::Ended(tried) = event else { return };
         let colour = if tried.verdict == Verdict::Works { Colour::Green } else { Colour::Red };
         let verdict = style.paint(&format!("{:6}", tried.verdict.name()), colour);
         let seconds = began.elapsed().as_secs_f64();

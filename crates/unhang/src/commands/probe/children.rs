@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use clap::ValueEnum;
 use serde_json::Value;
 use unhang_engine::{Engine, EngineName};
 use unhang_machine::profile::Profile;
@@ -36,6 +37,24 @@ const ANSWER: &str = "unhang-probe ";
 const DESCRIBING: Duration = Duration::from_secs(120);
 /// How long a model may take to be made and to go forward and backward once, on the CPU.
 const RECORDING: Duration = Duration::from_secs(600);
+
+/// What a child without torch is to do; for this program's own use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ChildTask {
+    /// Say what is here.
+    Describe,
+    /// Serve a prober.
+    Serve,
+}
+
+impl ChildTask {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            ChildTask::Describe => "describe",
+            ChildTask::Serve => "serve",
+        }
+    }
+}
 
 /// The interpreter with torch.
 pub(crate) struct Python {

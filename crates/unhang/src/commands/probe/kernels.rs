@@ -4,7 +4,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use clap::ValueEnum;
 use unhang_conv::Problem;
 use unhang_engine::{Engine, EngineName, Operands};
 use unhang_gpu::tuning::{self, Bench};
@@ -14,22 +13,13 @@ use unhang_probe::{Child, Launch, answer, supervise, trial};
 
 use super::super::bench::open_driver;
 use super::super::text::print_text;
-use super::children::socket;
+use super::children::{ChildTask, socket};
 use crate::output::printable;
 
 /// What the answer's line starts with: libraries print other lines.
 const ANSWER: &str = "unhang-jit ";
 /// How often a warm convolution is repeated to be timed.
 const REPEATS: u32 = 4;
-
-/// What a child with our kernels is to do; for this program's own use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Part {
-    /// Say what is here.
-    Describe,
-    /// Serve a prober.
-    Serve,
-}
 
 /// The GPU below the runtime that is installed here.
 pub(super) struct ProbedGpu {
@@ -42,7 +32,7 @@ pub(super) struct ProbedGpu {
 impl ProbedGpu {
     /// Asks in a child with a deadline: the runtime starts, and asks the GPU.
     pub(super) fn describe(deadline: Duration) -> anyhow::Result<ProbedGpu> {
-        let outcome = supervise(&Child { command: command(Part::Describe)?, environment: Vec::new(), deadline })?;
+        let outcome = supervise(&Child { command: command(ChildTask::Describe)?, environment: Vec::new(), deadline })?;
         let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
             return Err(anyhow!("hint: see `unhang doctor` for the GPU and its runtime")
@@ -54,26 +44,25 @@ impl ProbedGpu {
 
     /// The child that tries.
     pub(super) fn launch() -> anyhow::Result<Launch> {
-        Ok(Launch { command: command(Part::Serve)?, environment: Vec::new() })
+        Ok(Launch { command: command(ChildTask::Serve)?, environment: Vec::new() })
     }
 }
 
-fn command(part: Part) -> anyhow::Result<Vec<String>> {
+fn command(task: ChildTask) -> anyhow::Result<Vec<String>> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
-    let part = part.to_possible_value().context("every part has a name")?;
-    Ok(vec![program.display().to_string(), "probe".into(), "--jit-child".into(), part.get_name().into()])
+    Ok(vec![program.display().to_string(), "probe".into(), "--jit-child".into(), task.name().into()])
 }
 
 /// Plays the child's part.
-pub(super) fn child(part: Part, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
+pub(super) fn child(task: ChildTask, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
     let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
     let description = engine.driver().description();
     let software = format!("{} with {}", description.driver, engine.driver().compiler().version());
-    match part {
-        Part::Describe => {
+    match task {
+        ChildTask::Describe => {
             print_text(&answer::line(&format!("{ANSWER}{software} | {}\n", tuning::device(description))))?;
         }
-        Part::Serve => {
+        ChildTask::Serve => {
             // A prober that went away is how this ends.
             let _ = trial::serve(socket()?, Kernels { engine, software }, judge);
         }

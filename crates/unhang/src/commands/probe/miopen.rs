@@ -5,34 +5,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::ValueEnum;
 use unhang_engine::Engine;
 use unhang_miopen_api::child::Miopen;
 use unhang_probe::{Child, Ended, Launch, answer, supervise, trial};
 
-use super::children::{environment, socket};
+use super::children::{ChildTask, environment, socket};
 use crate::output::printable;
 
 /// What the answer's line starts with: libraries print other lines.
 const ANSWER: &str = "unhang-miopen ";
-
-/// What a child with MIOpen is to do; for this program's own use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Part {
-    /// Say what is here.
-    Describe,
-    /// Serve a prober.
-    Serve,
-}
-
-impl Part {
-    const fn name(self) -> &'static str {
-        match self {
-            Part::Describe => "describe",
-            Part::Serve => "serve",
-        }
-    }
-}
 
 /// MIOpen as it is installed here, with a device below it.
 pub(super) struct Library {
@@ -46,7 +27,7 @@ pub(super) struct Library {
 impl Library {
     /// Asks in a child with a deadline: the library and the runtime start, and ask the GPU.
     pub(super) fn describe(file: Option<&Path>, deadline: Duration) -> anyhow::Result<Library> {
-        let command = command(Part::Describe, file)?;
+        let command = command(ChildTask::Describe, file)?;
         let outcome = supervise(&Child { command, environment: Vec::new(), deadline })?;
         let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
         let hint = "hint: name the library with --miopen FILE; see `unhang doctor` for the GPU";
@@ -68,13 +49,13 @@ impl Library {
 
     /// The child for a variant.
     pub(super) fn launch(&self, variant: &str) -> anyhow::Result<Launch> {
-        Ok(Launch { command: command(Part::Serve, self.file.as_deref())?, environment: environment(variant) })
+        Ok(Launch { command: command(ChildTask::Serve, self.file.as_deref())?, environment: environment(variant) })
     }
 }
 
-fn command(part: Part, file: Option<&Path>) -> anyhow::Result<Vec<String>> {
+fn command(task: ChildTask, file: Option<&Path>) -> anyhow::Result<Vec<String>> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
-    let mut command = vec![program.display().to_string(), "probe".into(), "--miopen-child".into(), part.name().into()];
+    let mut command = vec![program.display().to_string(), "probe".into(), "--miopen-child".into(), task.name().into()];
     if let Some(file) = file {
         command.extend(["--miopen".into(), file.display().to_string()]);
     }
@@ -82,11 +63,11 @@ fn command(part: Part, file: Option<&Path>) -> anyhow::Result<Vec<String>> {
 }
 
 /// Plays the child's part.
-pub(super) fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
+pub(super) fn child(task: ChildTask, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
     let file = file.map(|file| file.to_str().context("the library's path is not UTF-8")).transpose()?;
     let miopen = Miopen::load(file)?;
-    match part {
-        Part::Describe => {
+    match task {
+        ChildTask::Describe => {
             let description = miopen.describe()?;
             let device = description.devices.first().map_or("", String::as_str);
             crate::commands::text::print_text(&answer::line(&format!(
@@ -94,7 +75,7 @@ pub(super) fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyh
                 description.software()
             )))?;
         }
-        Part::Serve => {
+        ChildTask::Serve => {
             // A prober that went away is how this ends.
             let _ = trial::serve(socket()?, miopen, judge);
         }

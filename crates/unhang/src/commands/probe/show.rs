@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Realm, Record, time};
-use unhang_probe::{Attempt, End, Event, Probed, Tried};
+use unhang_probe::{Attempt, End, ProbeEvent, Probed, Tried};
 
 use super::super::knowledge::Knowledge;
 use super::super::text::{print_safe_json, print_text, wrapped};
@@ -64,19 +64,19 @@ impl Progress {
     }
 
     /// Takes notice of what happens. Called from the workers' threads.
-    pub(super) fn show(&self, event: &Event<'_>) {
+    pub(super) fn show(&self, event: &ProbeEvent<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Began(attempt) if self.drawn => {
+            ProbeEvent::Began(attempt) if self.drawn => {
                 self.bar.set_message(format!("{} {}", counts(&state.counts), name(attempt)));
             }
-            Event::Began(_) => {}
-            Event::Recovering(wait) if !wait.is_zero() => self.say(&format!(
+            ProbeEvent::Began(_) => {}
+            ProbeEvent::Recovering(wait) if !wait.is_zero() => self.say(&format!(
                 "a child was ended; the GPU has {} s to recover, then a canary is tried",
                 wait.as_secs()
             )),
-            Event::Recovering(_) => {}
-            Event::Ended(tried) => {
+            ProbeEvent::Recovering(_) => {}
+            ProbeEvent::Ended(tried) => {
                 state.done += 1;
                 *state.counts.entry(tried.verdict.name()).or_default() += 1;
                 self.bar.inc(1);

@@ -35,15 +35,15 @@ pub(crate) enum Ended {
     Unkillable,
 }
 
-enum Event {
+enum ChildEvent {
     Signal { number: i32, from_kernel: bool },
     Ended(std::io::Result<Ended>),
 }
 
 /// Signals that are handed on. Those that were ignored when we were started (`nohup`) stay ignored, for the child too.
 pub(crate) struct Signals {
-    sender: Sender<Event>,
-    events: Mutex<Receiver<Event>>,
+    sender: Sender<ChildEvent>,
+    events: Mutex<Receiver<ChildEvent>>,
 }
 
 impl Signals {
@@ -57,7 +57,7 @@ impl Signals {
         let tell = sender.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for origin in caught.forever() {
-                let event = Event::Signal { number: origin.signal, from_kernel: origin.process.is_none() };
+                let event = ChildEvent::Signal { number: origin.signal, from_kernel: origin.process.is_none() };
                 if tell.send(event).is_err() {
                     return;
                 }
@@ -66,7 +66,7 @@ impl Signals {
         Ok(Signals { sender, events: Mutex::new(events) })
     }
 
-    fn next(&self, patience: Duration) -> Result<Event, RecvTimeoutError> {
+    fn next(&self, patience: Duration) -> Result<ChildEvent, RecvTimeoutError> {
         self.events.lock().unwrap_or_else(std::sync::PoisonError::into_inner).recv_timeout(patience)
     }
 
@@ -75,7 +75,7 @@ impl Signals {
         let until = Instant::now() + time;
         loop {
             match self.next(until.saturating_duration_since(Instant::now())) {
-                Ok(Event::Signal { number, .. }) if [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&number) => {
+                Ok(ChildEvent::Signal { number, .. }) if [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&number) => {
                     return Some(number);
                 }
                 Ok(_) => {}
@@ -107,8 +107,8 @@ pub(crate) fn run(mut command: Command, signals: &Signals, folder: Option<&RunFo
     let mut giving_up: Option<Instant> = None;
     loop {
         match signals.next(LOOK_EVERY) {
-            Ok(Event::Ended(ended)) => return if giving_up.is_some() { Ok(Ended::Unkillable) } else { ended },
-            Ok(Event::Signal { number, from_kernel }) => pass_on(number, from_kernel, &handle),
+            Ok(ChildEvent::Ended(ended)) => return if giving_up.is_some() { Ok(Ended::Unkillable) } else { ended },
+            Ok(ChildEvent::Signal { number, from_kernel }) => pass_on(number, from_kernel, &handle),
             Err(_) => {}
         }
         if let Some(stuck) = folder.and_then(|folder| reported.look(folder, PATIENCE)) {
@@ -184,19 +184,19 @@ impl Reported {
 /// Waits for every child that there is: as the first process of a container, those that others left behind are ours.
 ///
 /// Returns where to say which of them is the program.
-fn wait_in_background(tell: Sender<Event>) -> std::io::Result<Sender<Pid>> {
+fn wait_in_background(tell: Sender<ChildEvent>) -> std::io::Result<Sender<Pid>> {
     let (give, take) = std::sync::mpsc::channel();
     std::thread::Builder::new().name("waiting".to_owned()).spawn(move || {
         let Ok(child) = take.recv() else { return };
         loop {
             match rustix::process::wait(WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == child => {
-                    let _ = tell.send(Event::Ended(Ok(from_status(status))));
+                    let _ = tell.send(ChildEvent::Ended(Ok(from_status(status))));
                     return;
                 }
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
-                    let _ = tell.send(Event::Ended(Err(errno.into())));
+                    let _ = tell.send(ChildEvent::Ended(Err(errno.into())));
                     return;
                 }
             }

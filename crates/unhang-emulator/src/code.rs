@@ -119,18 +119,8 @@ impl<'a> Paths<'a> {
 
 #[cfg(test)]
 mod tests {
-    use unhang_isa::Chip;
-
     use super::*;
-
-    const READING: Reading =
-        Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010, wave64: false, flushes: false };
-    const NOP: u32 = 0xbf80_0000;
-    const END: u32 = 0xbf81_0000;
-
-    fn words(words: &[u32]) -> Vec<u8> {
-        words.iter().flat_map(|word| word.to_le_bytes()).collect()
-    }
+    use crate::function::tests::{END, NOP, READING, words};
 
     #[test]
     fn code_that_was_replaced_is_decoded_anew() {

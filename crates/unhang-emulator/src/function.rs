@@ -200,15 +200,15 @@ fn placeholder() -> Instruction {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const READING: Reading =
+    pub(crate) const READING: Reading =
         Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010, wave64: false, flushes: false };
-    const NOP: u32 = 0xbf80_0000;
-    const END: u32 = 0xbf81_0000;
+    pub(crate) const NOP: u32 = 0xbf80_0000;
+    pub(crate) const END: u32 = 0xbf81_0000;
 
-    fn words(words: &[u32]) -> Vec<u8> {
+    pub(crate) fn words(words: &[u32]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 

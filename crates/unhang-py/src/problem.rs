@@ -13,6 +13,18 @@ pub struct PyProblem {
     pub(crate) problem: Problem,
 }
 
+/// Channels of the output, by the first two sizes of a weight that must be for the input's.
+pub(crate) fn out_channels(input: i64, weight: [i64; 2], transposed: bool, groups: i64) -> PyResult<i64> {
+    let [first, second] = weight;
+    let grouped = second.saturating_mul(groups);
+    let (inward, outward) = if transposed { (first, grouped) } else { (grouped, first) };
+    if inward != input {
+        let message = format!("the input has {input} channels and the weight is for {inward} ({groups} groups)");
+        return Err(invalid(message));
+    }
+    Ok(outward)
+}
+
 #[pymethods]
 impl PyProblem {
     /// From torch's own arguments; raises `ValueError`, naming the numbers, where they make no convolution.
@@ -32,14 +44,7 @@ impl PyProblem {
         layout: &str,
         direction: &str,
     ) -> PyResult<PyProblem> {
-        let out_channels = if transposed { weight[1].saturating_mul(groups) } else { weight[0] };
-        let in_channels = if transposed { weight[0] } else { weight[1].saturating_mul(groups) };
-        if in_channels != input[1] {
-            return Err(invalid(format!(
-                "the input has {} channels and the weight is for {in_channels} ({groups} groups)",
-                input[1]
-            )));
-        }
+        let out_channels = out_channels(input[1], [weight[0], weight[1]], transposed, groups)?;
         let specification = Specification {
             batch: input[0],
             in_channels: input[1],

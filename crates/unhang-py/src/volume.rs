@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use unhang_conv::{Planes, Volume, VolumeSpecification};
 
 use crate::errors::invalid;
-use crate::problem::PyProblem;
+use crate::problem::{PyProblem, out_channels};
 
 /// One 3-d convolution, complete and valid.
 #[pyclass(frozen, name = "Volume", module = "unhang._core")]
@@ -37,19 +37,12 @@ impl PyVolume {
         channels_last: bool,
         direction: &str,
     ) -> PyResult<PyVolume> {
-        let out_channels = if transposed { weight[1].saturating_mul(groups) } else { weight[0] };
-        let in_channels = if transposed { weight[0] } else { weight[1].saturating_mul(groups) };
-        if in_channels != input[1] {
-            return Err(invalid(format!(
-                "the input has {} channels and the weight is for {in_channels} ({groups} groups)",
-                input[1]
-            )));
-        }
+        let out_channels = out_channels(input[1], [weight[0], weight[1]], transposed, groups)?;
         let [_, _, in_size @ ..] = input;
         let [_, _, kernel @ ..] = weight;
         let specification = VolumeSpecification {
             batch: input[0],
-            in_channels,
+            in_channels: input[1],
             in_size,
             out_channels,
             kernel,

@@ -162,18 +162,11 @@ fn once(deadline: Duration) -> impl Display {
 mod tests {
     use std::cell::RefCell;
     use std::convert::Infallible;
-    use std::sync::Arc;
 
-    use unhang_evidence::Store;
     use unhang_machine::{Environment, System};
 
     use super::*;
-
-    fn session() -> Session {
-        let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
-        Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
-    }
+    use crate::played::session;
 
     #[test]
     fn each_of_several_cards_has_canaries_of_its_own_and_so_has_a_rehearsal() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::Store;
 use unhang_gpu::compiler::{CompileError, Compiler};
-use unhang_gpu::driver::{Description, Driver, DriverError, Function, StreamEvent};
+use unhang_gpu::driver::{Description, Driver, DriverError, Function};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::sources::Kernel;
 use unhang_gpu::{GpuEngine, GpuSettings};
@@ -37,9 +37,8 @@ pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) 
     };
     let settings = GpuSettings { workspace_limit: None, cache_folder: None, cache_limit: 0, shipped_folder: None };
     let driver = Played { description, play, launches: launches.clone() };
-    let folder = tempfile::tempdir().unwrap();
-    let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
-    let card = Card::at(&machine, 0, String::new);
+    let session = session();
+    let card = Card::at(session.machine(), 0, String::new);
     let device = Device::new(0, card, GpuEngine::new(Box::new(driver), settings));
     let passed = |part: &str| CanaryFact {
         engine: EngineName::Jit,
@@ -47,7 +46,14 @@ pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) 
         ended: Some((Verdict::Works, String::new())),
     };
     assert!(device.canaries.set(PARTS.map(passed).into()).is_ok());
-    (device, launches, Session::new(machine, "a machine".to_owned(), Arc::new(Store::none())))
+    (device, launches, session)
+}
+
+/// A session on a machine without cards that has learned nothing.
+pub(crate) fn session() -> Session {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
+    Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
 }
 
 /// Memory of the host for numbers, which stays.
@@ -121,22 +127,6 @@ impl Driver for Played {
         Ok(stream == RECORDING)
     }
 
-    fn create_event(&self) -> Result<StreamEvent, DriverError> {
-        Ok(StreamEvent(0))
-    }
-
-    fn record(&self, _: StreamEvent, _: u64) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    fn elapsed(&self, _: StreamEvent, _: StreamEvent) -> Result<Option<f32>, DriverError> {
-        Ok(None)
-    }
-
-    fn destroy_event(&self, _: StreamEvent) -> Result<(), DriverError> {
-        Ok(())
-    }
-
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
         Ok(vec![0u128; bytes.div_ceil(16)].leak().as_mut_ptr() as u64)
     }
@@ -154,10 +144,6 @@ impl Driver for Played {
     unsafe fn write(&self, to: u64, from: &[u8], _: u64) -> Result<(), DriverError> {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
-        Ok(())
-    }
-
-    fn synchronize(&self, _: u64) -> Result<(), DriverError> {
         Ok(())
     }
 }

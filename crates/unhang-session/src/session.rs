@@ -241,15 +241,8 @@ fn make_room<K: Clone + Eq + Hash, V>(map: &mut HashMap<K, V>, most: usize) {
 
 #[cfg(test)]
 mod tests {
-    use unhang_machine::{Environment, System};
-
     use super::*;
-
-    fn session() -> Session {
-        let folder = tempfile::tempdir().unwrap();
-        let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
-        Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
-    }
+    use crate::played::session;
 
     fn problem(size: usize) -> Problem {
         format!("forward:f32:nchw:1x4x{size}x{size}:4x3x3:s1x1:p1x1:d1x1:g1").parse().unwrap()

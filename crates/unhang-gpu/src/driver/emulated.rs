@@ -247,10 +247,6 @@ impl Driver for Emulated {
     unsafe fn write(&self, to: u64, from: &[u8], _stream: u64) -> Result<(), DriverError> {
         self.state().machine.memory.write(to, from).map_err(|fault| failed("write", &fault))
     }
-
-    fn synchronize(&self, _stream: u64) -> Result<(), DriverError> {
-        Ok(())
-    }
 }
 
 /// The GPU engine on an emulated card, for numbers in host memory: like any other engine.

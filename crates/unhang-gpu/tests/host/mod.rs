@@ -11,7 +11,7 @@ use unhang_conv::Problem;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::{CompileError, Compiler};
-use unhang_gpu::driver::{Description, Driver, DriverError, Function, StreamEvent};
+use unhang_gpu::driver::{Description, Driver, DriverError, Function};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::plan::Form;
 use unhang_gpu::sources::Kernel;
@@ -131,26 +131,6 @@ impl Driver for HostDriver {
 
     fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
         Ok(stream == CAPTURING_STREAM)
-    }
-
-    fn create_event(&self) -> Result<StreamEvent, DriverError> {
-        Ok(StreamEvent(0))
-    }
-
-    fn record(&self, _event: StreamEvent, _stream: u64) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    fn elapsed(&self, _from: StreamEvent, _to: StreamEvent) -> Result<Option<f32>, DriverError> {
-        Ok(Some(0.0))
-    }
-
-    fn destroy_event(&self, _event: StreamEvent) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    fn synchronize(&self, _stream: u64) -> Result<(), DriverError> {
-        Ok(())
     }
 }
 

@@ -317,9 +317,9 @@ mod tests {
     fn a_bad_line_is_named() {
         for (text, what) in [
             ("miopen\t*\t*->*\t*\tworks", "5 columns"),
-            ("miopen\t*\t*->*\t=5\tworks\tx", "no condition"),
+            ("miopen\t*\t*->*\t=5\tworks\tx", "is not a condition"),
             ("miopen\t*\t16\t*\tworks\tx", "IN->OUT"),
-            ("miopen\t*\t*->*\t*\texplodes\tx", "no behaviour"),
+            ("miopen\t*\t*->*\t*\texplodes\tx", "is not a behaviour"),
             ("mi\t*\t*->*\t*\tworks\tx", "engine"),
         ] {
             let error = Table::parse(&format!("# head\n{text}\n")).unwrap_err();

@@ -17,19 +17,31 @@ const KEPT_NUMBERS: usize = 8 * 1024;
 /// Vectors of channels at most: four cache lines that follow each other.
 const MOST_VECTORS: usize = 4;
 /// Numbers of the source that a strip of rows has: part of a second-level cache.
-const STRIP_NUMBERS: usize = 192 * 1024;
+const STRIP_NUMBERS: usize = 256 * 1024;
+/// Columns of a small plane at most, for each of a filter.
+const SMALL_PLANE: usize = 3;
 /// Steps of columns from which on another vector of channels is worth more than longer rows.
 const FEW_COLUMNS: usize = 16;
 
 /// Taps of a result from which on computing it takes longer than bringing its pixels.
 const MANY_TAPS: usize = 20;
 
-/// Whether rows are kept: pixels are met by many taps, or all their channels are brought at once. Otherwise reading some channels
-/// of each pixel at a time takes longer than it spares.
+/// Whether rows are kept: all channels of a pixel are brought at once, or pixels are met by many taps and strips are long enough
+/// not to bring most rows twice. Otherwise reading some channels of each pixel at a time takes longer than it spares.
 pub(super) fn is_better(gather: &Gather, kernels: &Kernels) -> bool {
     let [rows, columns] = &gather.axes;
     let are_dense = [rows, columns].iter().all(|axis| axis.in_step == 1 && axis.out_step == 1);
-    are_dense && (gather.weight_group >= MANY_TAPS || gather.groups <= MOST_VECTORS * kernels.lanes)
+    let has_many_taps = gather.weight_group >= MANY_TAPS && strip_steps(gather) >= rows.steps.min(2 * rows.span);
+    are_dense && (has_many_taps || gather.groups <= MOST_VECTORS * kernels.lanes)
+}
+
+/// Steps of rows that are a strip at most: all of a small plane, which has pixels at its edges above all.
+fn strip_steps(gather: &Gather) -> usize {
+    let [rows, columns] = &gather.axes;
+    if columns.source <= SMALL_PLANE * columns.span {
+        return rows.steps;
+    }
+    (STRIP_NUMBERS / (rows.in_step * columns.source * gather.groups)).max(1)
 }
 
 /// How the kept rows lie.
@@ -142,8 +154,7 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     }
     let tiles = even_parts(columns.steps, kept.steps);
     // All channels of a strip of rows before the next: the strip stays in the second-level cache, and on few pages.
-    let of_row = rows.in_step * columns.source * channels;
-    let strip = (STRIP_NUMBERS / of_row).max(1);
+    let strip = strip_steps(gather);
     let mut all = Vec::new();
     for image in 0..gather.batch {
         for rows in even_parts(rows.steps, strip) {

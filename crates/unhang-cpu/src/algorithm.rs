@@ -112,7 +112,7 @@ impl Algorithm {
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if tap_of_planes => Algorithm::Pointwise,
             () if is_of_large_patches(problem) => Algorithm::Patches,
-            () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
+            () if problem.layout() == Layout::Nchw && has_few_channels(problem, isa) => Algorithm::Planes,
             () if problem.layout() == Layout::Nchw && has_short_sums(problem, isa) => Algorithm::Planes,
             () => Algorithm::Direct,
         }
@@ -195,11 +195,17 @@ const FEW_RESULTS: usize = 4;
 /// Whether a forward or backward-data problem has so few channels that results are best computed with pixels in vectors:
 /// few filters do not fill them, and over few channels transposing the results costs as much as summing them. Of results with
 /// gaps between their pixels (strided backward-data) only the fewest are: bringing the phases together costs as much.
-fn has_few_channels(problem: &Problem) -> bool {
+fn has_few_channels(problem: &Problem, isa: Isa) -> bool {
     let dense = problem.direction() == Direction::Forward || problem.stride() == [1, 1];
     let [source, _, result] = problem.operand_shapes().map(|shape| shape[1] / problem.groups());
     let most = if dense && source <= *FEW_CHANNELS.end() { *FEW_CHANNELS.end() } else { FEW_RESULTS };
-    problem.kernel() != [1, 1] && has_short_reach(problem) && source >= *FEW_CHANNELS.start() && result <= most
+    // Rows fill less than half of a vector, filters a whole one.
+    let fill_more = problem.operand_shapes()[2][3] < isa.lanes() / 2 && result >= isa.lanes();
+    !fill_more
+        && problem.kernel() != [1, 1]
+        && has_short_reach(problem)
+        && source >= *FEW_CHANNELS.start()
+        && result <= most
 }
 
 /// Channels of a group up to which planes are made of pixels in NHWC.
@@ -214,7 +220,7 @@ fn planes_pay(problem: &Problem, isa: Isa) -> bool {
     let is_large = problem.in_size()[1] >= MANY_COLUMNS;
     let pays = match problem.direction() {
         Direction::BackwardWeights => is_large && has_narrow_sides(problem, isa),
-        _ => is_large || (problem.stride() == [1, 1] && has_few_channels(problem)),
+        _ => is_large || (problem.stride() == [1, 1] && has_few_channels(problem, isa)),
     };
     is_small && has_short_reach(problem) && pays
 }

@@ -339,6 +339,15 @@ fn the_table_of_algorithms() {
     // Small groups, unless results have gaps or channels lie together.
     let small = Specification { groups: 2, ..three.clone() };
     assert_eq!(chosen(small.clone()), Algorithm::Planes);
+    // Rows of less than half of a vector, and filters that fill one.
+    let lanes = Isa::detect().lanes() as i64;
+    let columns = |count: i64| Specification {
+        in_size: [9, count],
+        in_channels: 2 * lanes,
+        out_channels: 2 * lanes,
+        ..small.clone()
+    };
+    assert_eq!([lanes / 2 - 1, lanes / 2].map(|count| chosen(columns(count))), [Algorithm::Direct, Algorithm::Planes]);
     assert_eq!(chosen(Specification { stride: [2, 2], ..small.clone() }), Algorithm::Planes);
     let strided = Specification { stride: [2, 2], direction: Direction::BackwardData, ..small.clone() };
     assert_eq!(chosen(strided), Algorithm::Direct);

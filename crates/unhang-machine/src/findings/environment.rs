@@ -523,27 +523,27 @@ fn effect(seen: &Seen, name: &str, value: &str) -> String {
         Known::Described(variable) => variable,
         Known::Exists => return "known to MIOpen or ROCr in some version; for debugging".to_owned(),
         Known::Imaginary { meant: Some(meant), truth: None } => {
-            return format!("none: nothing reads it; did you mean {meant}?");
+            return format!("no effect: nothing reads it; did you mean {meant}?");
         }
-        Known::Imaginary { .. } | Known::Foreign => return "none: nothing reads it".to_owned(),
+        Known::Imaginary { .. } | Known::Foreign => return "no effect: nothing reads it".to_owned(),
     };
     if same_as_unset(name, value, seen.machine.affected()) {
-        return "none: this is the default".to_owned();
+        return "no effect: this is the default".to_owned();
     }
     if variable.read == Read::BuildTime {
-        return format!("none on an installed torch: {}", variable.meaning);
+        return format!("no effect on an installed torch: {}", variable.meaning);
     }
     match name {
         "MIOPEN_FIND_ENFORCE" => match choice(value, FIND_ENFORCE) {
-            Some("NONE") => "none: this is the default".to_owned(),
+            Some("NONE") => "no effect: this is the default".to_owned(),
             Some(mode) => format!("{mode}: {}", variable.meaning),
-            None => "none: not a value that MIOpen knows".to_owned(),
+            None => "no effect: not a value that MIOpen knows".to_owned(),
         },
         "MIOPEN_FIND_MODE" => match choice(value, FIND_MODES) {
             Some("NORMAL") => "NORMAL: runs and times every candidate at each new problem".to_owned(),
             Some("FAST") => "FAST: looks up or guesses, runs no candidate".to_owned(),
             Some(mode) => format!("{mode}: looks up, otherwise runs candidates"),
-            None => "none: not a value that MIOpen knows".to_owned(),
+            None => "no effect: not a value that MIOpen knows".to_owned(),
         },
         name if name.starts_with("HSA_OVERRIDE_GFX_VERSION") => match chips::gfx_of_override(value) {
             Some(told) => format!("the runtime takes the card for {told} and loads its code"),

@@ -32,8 +32,8 @@ Exit codes:
   0  a plan was made
   2  wrong usage")]
 pub(crate) struct PlanCommand {
-    /// A convolution's key, of a 3-d one too; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
-    /// shapes work too, a layer's weight among them.
+    /// A convolution's key, 2-d or 3-d; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as
+    /// CHANNELSxHEIGHTxWIDTH. Torch's shapes work too, also a weight's.
     #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
     convolution: Vec<String>,
     /// Pixels from one application of the filter to the next, as N or HxW [default: 1].

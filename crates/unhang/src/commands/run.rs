@@ -68,7 +68,7 @@ pub(crate) struct Run {
     /// several ranks 30m].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     hang_deadline: Option<Duration>,
-    /// How long other GPU work may stand still before it counts as a hang [default: ten times --hang-deadline, among
+    /// How long other GPU work may make no progress before it counts as a hang [default: ten times --hang-deadline, among
     /// several ranks the same].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     outside_deadline: Option<Duration>,

@@ -20,6 +20,7 @@ const LEGEND: &str =
 
 /// What to compare.
 #[derive(Args)]
+#[command(next_help_heading = "With --compare")]
 pub(super) struct Compare {
     /// Compare what rehearsals found instead of what was seen.
     #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]

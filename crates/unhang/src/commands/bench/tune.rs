@@ -31,6 +31,7 @@ use crate::output::{self, FOUND_ERRORS, Progress};
 const LAYERS: &str = include_str!("../../../../unhang-suite/layers.tsv");
 
 #[derive(Args)]
+#[command(next_help_heading = "With --tune")]
 pub(super) struct Tune {
     /// A layer table: name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups.
     #[arg(long, value_name = "FILE")]

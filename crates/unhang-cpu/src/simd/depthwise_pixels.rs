@@ -60,7 +60,7 @@ impl Kept {
     fn new(gather: &Gather, lanes: usize) -> Kept {
         let [rows, columns] = &gather.axes;
         let needed = gather.groups.div_ceil(lanes);
-        // Steps of columns that fit with so many vectors of channels.
+        // Steps of columns that fit with that many vectors of channels.
         let fitting = |vectors: usize| {
             let pixels = KEPT_NUMBERS / (rows.span * vectors * lanes);
             (pixels.saturating_sub(columns.span) / columns.in_step + 1).min(columns.steps)

@@ -118,7 +118,7 @@ impl Block {
     }
 }
 
-/// Brings the taps of so many channels at a time together, tap by tap.
+/// Brings the taps of that many channels at a time together, tap by tap.
 pub(super) fn filters_together(kernels: &Kernels, weight: &[f32], [channels, taps]: [usize; 2], to: &mut [f32]) {
     let places: Vec<usize> = (0..taps).map(|tap| tap * channels).collect();
     for (from, to) in weight.chunks(channels * taps).zip(to.chunks_exact_mut(channels * taps)) {

@@ -98,7 +98,7 @@ pub(super) fn compute_patches(problem: &Problem, work: Work<'_>, compute: impl F
     let mut taps = Workspace::take(problem.batch() * channels * rows * columns * plane);
     let dense = dense.expect("as many numbers as the problem has");
     if problem.layout() == Layout::Nhwc {
-        // A row of a patch lies together, and so do the rows of a filter.
+        // The numbers of a patch's row are neighbours, as are those of a filter's.
         let (of_row, of_image) = (columns * channels, width * channels);
         for_each_chunk(threads, &mut taps, out_columns * rows * of_row, |line, to| {
             let from = &first[(line / out_rows * height + line % out_rows * rows) * of_image..][..rows * of_image];

@@ -72,7 +72,7 @@ pub(crate) type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 /// Copies rows of `count` numbers: from, its step, to, its step, count, rows.
 pub(crate) type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
 
-/// Copies rows of `count` numbers, and asks for what lies so far ahead of each: from, its step, to, its step, count, rows, ahead.
+/// Copies rows of `count` numbers, and asks for what is so far ahead of each: from, its step, to, its step, count, rows, ahead.
 pub(crate) type RowsAheadKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize, isize);
 
 /// Rows to be copied with zeros before and behind them.

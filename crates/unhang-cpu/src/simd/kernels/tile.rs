@@ -24,7 +24,7 @@ pub(super) unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(
     unsafe { body::<V, 1, P, VECTORS>(tile, 1, |from, _, _| V::prefetch_now(last_ahead::<V>(from, tile))) }
 }
 
-/// The last number of the vector that lies `row_step` ahead. A vector may lie on two cache lines: the first of them was asked for
+/// The last number of the vector `row_step` ahead. A vector may lie on two cache lines: the first of them was asked for
 /// with the vector before.
 #[inline(always)]
 fn last_ahead<V: Vector>(from: *const f32, tile: &Tile<'_>) -> *const f32 {

@@ -335,6 +335,11 @@ def test_a_plan_for_miopen_reaches_it_through_its_closed_doors(
         assert_same(F.conv2d(x, w, padding=1), want)
         assert reached == [True], "planned once, and computed by MIOpen"
         assert_same(torch.ops.aten.miopen_convolution(x, w, None, [1, 1], [1, 1], [1, 1], 1, False, False), want)
+    # Switched off, unhang leaves a call to torch, which calls that op again.
+    reached.clear()
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert_same(_engines.call_with_flags(x, w, None, geometry, (False, False, True, True)), want)
+    assert reached == [True]
     del played
 
 

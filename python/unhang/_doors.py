@@ -43,6 +43,11 @@ def close() -> None:
         _library = library
 
 
+def are_closed() -> bool:
+    """Whether MIOpen's own ops were replaced."""
+    return _library is not None
+
+
 @contextmanager
 def open_for_this_thread() -> Iterator[None]:
     """While this is held, MIOpen's ops are its own on this thread: an engine asked for them."""

@@ -608,6 +608,7 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
 KEY = "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p0x0:d1x1:g1"
 
 
+@pytest.mark.skipif(torch.version.hip is not None, reason="a machine that is affected")
 def test_auto_leaves_a_machine_that_is_not_affected_alone() -> None:
     unhang.enable()
     F.conv2d(torch.randn(1, 4, 8, 8, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda"))
@@ -624,12 +625,14 @@ def test_bindings_refuse_what_cannot_be() -> None:
     kernel = gpu.prepare_as(problem, "plain")
     with pytest.raises(ValueError, match="no address"):
         kernel.launch(0, 0, 0, 0, 0, 0)
-    with pytest.raises(_core.GpuFailure, match="cuDeviceGet"):
+    with pytest.raises(_core.GpuFailure, match="no driver" if torch.version.hip else "cuDeviceGet"):
         _core.Gpu.open_cuda(99)
 
 
 def test_other_engines_still_compute_what_jit_is_kept_from() -> None:
     """Tiles of our kernels, and a layer with settings of its own."""
+    with unhang.enabled("jit"):  # an affected card tries its kernels
+        pass
     x = torch.randn(1, 8, 70, 70, device="cuda", requires_grad=True)
     layer = unhang.SafeConv2d(8, 8, 3, padding=1, config=Settings(strategy="jit")).cuda()
     y = layer(x)

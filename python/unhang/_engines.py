@@ -361,7 +361,7 @@ def call_with_flags(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Sequence[Any], flags: Sequence[bool]
 ) -> Tensor:
     """What torch would have done by itself for a call with these flags. Torch for HIP calls an op of MIOpen's where the
-    third is set, and would come back here if that were replaced."""
+    third is set, which would call this again if it were replaced."""
     output: Tensor
     if flags[2] and _doors.are_closed():
         with _doors.open_for_this_thread():

@@ -47,6 +47,27 @@ def test_miopen_can_be_rehearsed() -> None:
     assert ask("miopen", "--rehearsed", UNHANG_REHEARSE_CANARY="wrong")[1]["verdict"] == "wrong"
 
 
+def test_it_ends_with_whoever_started_it() -> None:
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'unhang._canary', 'aten', '--rehearsed'])"
+    environment = {**os.environ, _canary.REHEARSAL: "hang"}
+    parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout
+    # It says which torch it has, and hangs.
+    assert parent.stdout.readline().startswith("unhang-torch ")
+    parent.kill()
+    # The output ends when nobody is left who could write to it.
+    assert parent.communicate(timeout=60)[0] == ""
+
+
+def test_it_does_not_begin_once_its_parent_has_ended() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    environment = {**os.environ, "UNHANG_CHILD_OF": str(ended.pid)}
+    command = [sys.executable, "-m", "unhang._canary", "aten", "--rehearsed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def raises(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
         raise RuntimeError("HIP error: invalid device function\nmany more lines")
@@ -62,7 +83,7 @@ def test_a_child_without_torch_says_nothing_of_our_kernels() -> None:
     outcome = _core.supervise_canary(cannot, 60.0)
     assert (outcome.began, outcome.families(["plain", "gemm"])) == (False, ([], False))
     verdict, detail = outcome.canary()
-    assert (verdict, "libamdhip64.so.5" in detail, "no evidence" in detail) == ("error", True, True)
+    assert (verdict, "libamdhip64.so.5" in detail, "not evidence" in detail) == ("error", True, True)
 
 
 @pytest.mark.parametrize("trial", ["matmul", "half"])

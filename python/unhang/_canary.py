@@ -186,4 +186,7 @@ def _main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    from unhang._core import end_with_parent
+
+    end_with_parent()
     _main(sys.argv[1:])

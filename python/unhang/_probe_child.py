@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import collections
-import ctypes
 import importlib
 import json
 import math
 import os
-import signal
 import socket
 import sys
 import threading
@@ -63,14 +61,6 @@ class _Wire:
             yield json.loads(line)
 
 
-def _end_with_parent() -> None:
-    """Has the system end this process with its prober, and write no dump of memory when it crashes."""
-    set_death_signal, set_dumpable = 1, 4
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(set_dumpable, 0, 0, 0, 0)
-
-
 def _heartbeats(wire: _Wire) -> None:
     def beat() -> None:
         while True:
@@ -84,7 +74,9 @@ def _heartbeats(wire: _Wire) -> None:
 
 
 def _serve(device: str) -> None:
-    _end_with_parent()
+    from unhang import _core
+
+    _core.end_with_parent()
     wire = _Wire()
     _heartbeats(wire)
     import torch

@@ -5,7 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
+use rustix::process::{
+    DumpableBehavior, Pid, Signal, set_dumpable_behavior, set_parent_process_death_signal, test_kill_process,
+};
 
 use crate::protocol::{Answer, CameBack, Message, Request, Stage};
 
@@ -35,6 +37,20 @@ impl Speaker {
     }
 }
 
+/// The variable that tells a child which process started it.
+pub(crate) const STARTED_BY: &str = "UNHANG_CHILD_OF";
+
+/// In a child: ends this process with the one that started it, however that ends, at once if it has ended already. What hangs on a
+/// GPU must not be left behind. A deliberate crash needs no core dump.
+pub fn end_with_parent() {
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let parent = std::env::var(STARTED_BY).ok().and_then(|text| Pid::from_raw(text.parse().ok()?));
+    if parent.is_some_and(|parent| test_kill_process(parent) == Err(rustix::io::Errno::SRCH)) {
+        std::process::exit(1);
+    }
+}
+
 /// Serves requests on the socket until it is closed. `start` does the slow part before the first request and
 /// describes this child; heartbeats begin before it.
 pub fn serve(
@@ -42,9 +58,7 @@ pub fn serve(
     start: impl FnOnce() -> String,
     mut answer: impl FnMut(&Request, &Speaker) -> std::io::Result<Answer>,
 ) -> std::io::Result<()> {
-    // It must not outlive its prober, however that ends. A deliberate crash needs no core dump.
-    let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    end_with_parent();
     let requests = BufReader::new(socket.try_clone()?);
     let speaker = Speaker(Arc::new(Mutex::new(socket)));
     let heart = speaker.clone();

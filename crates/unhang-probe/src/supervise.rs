@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::answer;
+use crate::child::STARTED_BY;
 use crate::process::{Ended, Process, SuperviseError};
 
 /// How long a child may take to die of SIGKILL before it counts as unkillable. The driver waits up to nine seconds
@@ -126,5 +127,6 @@ pub(crate) fn start_answering(
     })?;
     let mut environment = environment.to_vec();
     environment.push((answer::VARIABLE.to_owned(), Some(nonce.clone())));
+    environment.push((STARTED_BY.to_owned(), Some(std::process::id().to_string())));
     Ok((Process::start(command, &environment, stdin)?, nonce))
 }

@@ -89,6 +89,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(problem::engine_tolerance, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_answer, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_torch, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::end_with_parent, module)?)?;
     module.add("SOLVER_FAMILIES", HashMap::from(unhang_plan::MiopenFamilies::VARIABLES))?;
     module.add_function(wrap_pyfunction!(refuse_free_threaded, module)?)?;
     module.add_function(wrap_pyfunction!(printable, module)?)?;

@@ -5,7 +5,7 @@
 use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
-use super::kernels::{GradientRows, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
+use super::kernels::{GradientRows, Kernels, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
 use super::source::{Arrangement, SourceView, Window};
 use super::work::Work;
 use super::workspace::Workspace;
@@ -54,21 +54,7 @@ fn rows(gather: &Gather, work: Work<'_>) {
     let packed = SourceView::arranged(gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps);
     let of_filter = gather.weight_group;
-    // The taps of each phase of rows and of columns, and where they lie in the filter.
-    let mut places = Vec::new();
-    for row_phase in &rows.phases {
-        let below_each_other = runs_of_rows(row_phase, rows.in_step);
-        for column_phase in &columns.phases {
-            let of_phase = below_each_other.iter().flat_map(|run| column_phase.iter().map(move |tap| (run, tap)));
-            let place = |(run, column): (&Vec<Tap>, &Tap)| {
-                let offset = packed.tap((run[0].offset - rows.low) as usize, (column.offset - columns.low) as usize);
-                let column = column.index * gather.weight[3];
-                let taps: Vec<usize> = run.iter().map(|row| row.index * gather.weight[2] + column).collect();
-                (offset, taps)
-            };
-            places.push(of_phase.map(place).collect::<Vec<_>>());
-        }
-    }
+    let places = places_of_taps(gather, &packed);
     // Whole vectors are read at the end of the last row.
     let slack = 4 * kernels.lanes;
     let room = || PlaneRoom {
@@ -125,26 +111,50 @@ fn rows(gather: &Gather, work: Work<'_>) {
                     // SAFETY: see above.
                     unsafe { (kernels.correlate)(&of_rows, taps, bias) };
                 }
-                let lines = to.chunks_mut(rows.out_step * columns.result).map(|to| &mut to[..columns.result]);
-                for (to, begin) in lines.zip((0..).step_by(columns.steps)) {
-                    let sums = |phase: usize| &phase_rows[phase * of_phase + begin..][..columns.steps];
-                    if columns.phases.len() == 2 && columns.out_step == 2 {
-                        // SAFETY: a row of results, and as many steps as it has of each phase.
-                        unsafe {
-                            let (even, odd) = (sums(0).as_ptr(), sums(1).as_ptr());
-                            (kernels.interleave)(even, odd, to.len(), to.as_mut_ptr());
-                        }
-                        continue;
-                    }
-                    for phase in 0..columns.phases.len() {
-                        let to = to[phase..].iter_mut().step_by(columns.out_step);
-                        to.zip(sums(phase)).for_each(|(to, &sum)| *to = sum);
-                    }
-                }
+                let sums = &phase_rows[..columns.phases.len() * of_phase];
+                deal_out(kernels, columns, sums, to, rows.out_step * columns.result);
             }
             first_row += count;
         }
     });
+}
+
+/// The taps of each phase of rows and of columns: where runs of them fall in the window, and where they are in the filter.
+fn places_of_taps(gather: &Gather, packed: &SourceView<'_>) -> Vec<Vec<(usize, Vec<usize>)>> {
+    let [rows, columns] = &gather.axes;
+    let mut places = Vec::new();
+    for row_phase in &rows.phases {
+        let below_each_other = runs_of_rows(row_phase, rows.in_step);
+        for column_phase in &columns.phases {
+            let of_phase = below_each_other.iter().flat_map(|run| column_phase.iter().map(move |tap| (run, tap)));
+            let place = |(run, column): (&Vec<Tap>, &Tap)| {
+                let offset = packed.tap((run[0].offset - rows.low) as usize, (column.offset - columns.low) as usize);
+                let column = column.index * gather.weight[3];
+                let taps: Vec<usize> = run.iter().map(|row| row.index * gather.weight[2] + column).collect();
+                (offset, taps)
+            };
+            places.push(of_phase.map(place).collect::<Vec<_>>());
+        }
+    }
+    places
+}
+
+/// Deals the rows of each phase of columns out to rows of results, which begin `row` numbers apart.
+fn deal_out(kernels: &Kernels, columns: &Axis, phase_rows: &[f32], to: &mut [f32], row: usize) {
+    let of_phase = phase_rows.len() / columns.phases.len();
+    let lines = to.chunks_mut(row).map(|to| &mut to[..columns.result]);
+    for (to, begin) in lines.zip((0..).step_by(columns.steps)) {
+        let sums = |phase: usize| &phase_rows[phase * of_phase + begin..][..columns.steps];
+        if columns.phases.len() == 2 && columns.out_step == 2 {
+            // SAFETY: a row of results, and as many steps as it has of each phase.
+            unsafe { (kernels.interleave)(sums(0).as_ptr(), sums(1).as_ptr(), to.len(), to.as_mut_ptr()) };
+            continue;
+        }
+        for phase in 0..columns.phases.len() {
+            let to = to[phase..].iter_mut().step_by(columns.out_step);
+            to.zip(sums(phase)).for_each(|(to, &sum)| *to = sum);
+        }
+    }
 }
 
 /// What the planes of a unit are computed in, one after the other.

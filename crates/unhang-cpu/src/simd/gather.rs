@@ -252,6 +252,39 @@ impl Pass<'_> {
             }
         }
     }
+
+    /// Computes all blocks of results for `channels` of the source from `first` on; that many vectors of filters were for those
+    /// before. Filters that are not packed yet are packed block by block.
+    fn blocks(&mut self, [first, channels, filters_before]: [usize; 3], room: &mut [f32]) {
+        let Pass { driver, strip, .. } = *self;
+        let lanes = driver.kernels.lanes;
+        let tile_rows = driver.blocks[0].rows;
+        let groups = || (0..strip.images).flat_map(|image| row_groups(strip.rows, tile_rows).map(move |g| (image, g)));
+        let packed = |block: &ResultBlock, filters: &[f32]| {
+            filters[block.packed + filters_before * block.vectors * lanes..].as_ptr()
+        };
+        if let (true, Some(filters)) = (driver.tiles_outside, strip.filters) {
+            for (image, (row, rows)) in groups() {
+                for block in &driver.blocks {
+                    self.rows(block, packed(block, filters), &Place { image, row, rows });
+                }
+            }
+            return;
+        }
+        for block in &driver.blocks {
+            let filters = match strip.filters {
+                Some(filters) => packed(block, filters),
+                None => {
+                    let room = &mut room[..channels * driver.taps * block.vectors * lanes];
+                    driver.pack_block(strip.weight, strip.group, block, first, channels, room);
+                    room.as_ptr()
+                }
+            };
+            for (image, (row, rows)) in groups() {
+                self.rows(block, filters, &Place { image, row, rows });
+            }
+        }
+    }
 }
 
 /// One unit of work.
@@ -384,30 +417,15 @@ impl<'a> GatherWork<'a> {
         let mut block_filters = Workspace::take(room);
         let phases: Vec<[usize; 2]> = self.phases().collect();
         let by_channel: Vec<usize> = (0..MAX_VECTORS * lanes).map(|channel| channel * gather.result[1]).collect();
-        let tile_rows = self.blocks[0].rows;
-        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
-        let mut cuts = [(); MAX_VECTORS + 1].map(|()| [Vec::new(), Vec::new()]);
-        for block in &self.blocks {
-            for (several, rows) in [1, tile_rows].into_iter().enumerate() {
-                let parts = even_parts(columns.steps, kernels.most_scalars(self.blocks[0].vectors, rows));
-                let tile = |pixels| kernels.tile(block.vectors, rows, pixels, self.source.pixel_pitch());
-                cuts[block.vectors][several] = parts.map(|(first, pixels)| (first, pixels, tile(pixels))).collect();
-            }
-        }
+        let cuts = self.cuts();
         let (mut first, mut filters_before) = (0, 0);
         while first < gather.source_channels {
             let channels = self.source_block.min(gather.source_channels - first);
             let first_channel = strip.group * gather.source_channels + first;
-            for image in 0..strip.images {
-                let window = Window {
-                    image: strip.first_image + image,
-                    first_channel,
-                    channels,
-                    first_row: strip.first_row,
-                    rows: strip.rows,
-                    plane,
-                };
-                let to = &mut packed[image * block_numbers..][..block_numbers];
+            for number in 0..strip.images {
+                let (image, first_row, rows) = (strip.first_image + number, strip.first_row, strip.rows);
+                let window = Window { image, first_channel, channels, first_row, rows, plane };
+                let to = &mut packed[number * block_numbers..][..block_numbers];
                 self.source.pack(kernels, strip.source, &window, to);
             }
             let mut pass = Pass {
@@ -431,35 +449,25 @@ impl<'a> GatherWork<'a> {
                     pass.runs[block.vectors] = self.runs(&phases, channels, plane, block.vectors * lanes);
                 }
             }
-            let groups =
-                || (0..strip.images).flat_map(|image| row_groups(strip.rows, tile_rows).map(move |g| (image, g)));
-            let filters_of = |block: &ResultBlock| match strip.filters {
-                Some(filters) => filters[block.packed + filters_before * block.vectors * lanes..].as_ptr(),
-                None => std::ptr::null(),
-            };
-            if self.tiles_outside {
-                for (image, (row, rows)) in groups() {
-                    for block in &self.blocks {
-                        pass.rows(block, filters_of(block), &Place { image, row, rows });
-                    }
-                }
-            } else {
-                for block in &self.blocks {
-                    let filters = if strip.filters.is_some() {
-                        filters_of(block)
-                    } else {
-                        let room = &mut block_filters[..channels * self.taps * block.vectors * lanes];
-                        self.pack_block(strip.weight, strip.group, block, first, channels, room);
-                        room.as_ptr()
-                    };
-                    for (image, (row, rows)) in groups() {
-                        pass.rows(block, filters, &Place { image, row, rows });
-                    }
-                }
-            }
+            pass.blocks([first, channels, filters_before], &mut block_filters);
             filters_before += channels * self.taps;
             first += channels;
         }
+    }
+
+    /// The parts of a row that are one tile each, with its kernel: for each number of vectors, of one row and of several.
+    fn cuts(&self) -> [[Cut; 2]; MAX_VECTORS + 1] {
+        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
+        let mut cuts = [(); MAX_VECTORS + 1].map(|()| [Vec::new(), Vec::new()]);
+        for block in &self.blocks {
+            for (several, rows) in [1, self.blocks[0].rows].into_iter().enumerate() {
+                let most = self.kernels.most_scalars(self.blocks[0].vectors, rows);
+                let tile = |pixels| self.kernels.tile(block.vectors, rows, pixels, self.source.pixel_pitch());
+                let parts = even_parts(self.gather.axes[1].steps, most);
+                cuts[block.vectors][several] = parts.map(|(first, pixels)| (first, pixels, tile(pixels))).collect();
+            }
+        }
+        cuts
     }
 
     /// The steps of a run, and the runs of each phase, for a block of this many channels and filters of this many numbers.

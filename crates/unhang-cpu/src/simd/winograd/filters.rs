@@ -26,7 +26,6 @@ pub(super) fn transform(
     let results = lanes.min(shape.results - first_result);
     let [by_result, by_source, by_row, by_column] = gather.weight;
     let Parities { taps, count: parities, .. } = shape.parities;
-    let of_filter = shape.filter_taps;
     let all = shape.blocks_of_parity() * lanes;
     let most = shape.packed_blocks() * lanes;
     let mut packed = Workspace::take(shape.filters_room());
@@ -51,37 +50,7 @@ pub(super) fn transform(
             packed.fill(0.0);
         }
         let from = &weight[first_result * by_result + first * by_source..];
-        let last = places.iter().map(|&(at, _)| at).max().unwrap_or(0);
-        assert!((results - 1) * by_result + (real - 1) * by_source + last < from.len());
-        // SAFETY: rows are result channels, columns neighbouring source channels or taps, and the last number of them
-        // all was just checked; each goes to a separate vector in `packed`.
-        unsafe {
-            let to = packed.as_mut_ptr();
-            if by_result == 1 {
-                for &(at, place) in &places {
-                    (kernels.rows)(from.as_ptr().add(at), by_source, to.add(place), lanes, results, real);
-                }
-            } else if by_source == 1 {
-                let offsets: Vec<usize> = (0..real).map(|channel| channel * lanes).collect();
-                for &(at, place) in &places {
-                    let from = from.as_ptr().add(at);
-                    (kernels.transpose)(from, by_result, results, real, to.add(place), offsets.as_ptr());
-                }
-            } else {
-                // All taps of a channel lie together, and forward the next channel's behind them.
-                let together = if by_source == of_filter { real } else { 1 };
-                let mut offsets = vec![0usize; of_filter * together];
-                for &(at, place) in &places {
-                    for channel in 0..together {
-                        offsets[channel * of_filter + at] = place + channel * lanes;
-                    }
-                }
-                for channel in (0..real).step_by(together) {
-                    let (from, to) = (from.as_ptr().add(channel * by_source), to.add(channel * lanes));
-                    (kernels.transpose)(from, by_result, results, of_filter * together, to, offsets.as_ptr());
-                }
-            }
-        }
+        pack(kernels, from, gather, &places, [results, real, shape.filter_taps], packed);
         for (parity, packed) in packed.chunks(of_parity).enumerate() {
             let to = &mut to[parity * shape.parity_step() + first * lanes..];
             let element_step = shape.filter_step();
@@ -93,4 +62,52 @@ pub(super) fn transform(
         }
     }
     finite
+}
+
+/// Packs the taps at `places`, from where they are in the filter of a channel to where they go, for result channels in vectors and
+/// source channels vector by vector. Filters of all taps have `of_filter` numbers.
+///
+/// # Panics
+/// When a slice is not as long as that.
+fn pack(
+    kernels: &Kernels,
+    from: &[f32],
+    gather: &Gather,
+    places: &[(usize, usize)],
+    [results, sources, of_filter]: [usize; 3],
+    packed: &mut [f32],
+) {
+    let ([by_result, by_source, ..], lanes) = (gather.weight, kernels.lanes);
+    let last = places.iter().map(|&(at, _)| at).max().unwrap_or(0);
+    assert!((results - 1) * by_result + (sources - 1) * by_source + last < from.len());
+    assert!(places.iter().all(|&(_, place)| place + sources * lanes <= packed.len()));
+    // SAFETY: rows are result channels, columns neighbouring source channels or taps, and the last number of them all was just
+    // checked; each goes to a separate vector in `packed`.
+    unsafe {
+        let to = packed.as_mut_ptr();
+        if by_result == 1 {
+            for &(at, place) in places {
+                (kernels.rows)(from.as_ptr().add(at), by_source, to.add(place), lanes, results, sources);
+            }
+        } else if by_source == 1 {
+            let offsets: Vec<usize> = (0..sources).map(|channel| channel * lanes).collect();
+            for &(at, place) in places {
+                let from = from.as_ptr().add(at);
+                (kernels.transpose)(from, by_result, results, sources, to.add(place), offsets.as_ptr());
+            }
+        } else {
+            // All taps of a channel lie together, and forward the next channel's behind them.
+            let together = if by_source == of_filter { sources } else { 1 };
+            let mut offsets = vec![0usize; of_filter * together];
+            for &(at, place) in places {
+                for channel in 0..together {
+                    offsets[channel * of_filter + at] = place + channel * lanes;
+                }
+            }
+            for channel in (0..sources).step_by(together) {
+                let (from, to) = (from.as_ptr().add(channel * by_source), to.add(channel * lanes));
+                (kernels.transpose)(from, by_result, results, of_filter * together, to, offsets.as_ptr());
+            }
+        }
+    }
 }

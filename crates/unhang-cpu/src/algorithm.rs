@@ -53,7 +53,7 @@ pub enum Algorithm {
     /// What computes the problem in NCHW, once planes are made of its pixels: small groups in NHWC.
     ByPlanes,
     /// A product of matrices, once each tap's pixels or each patch's rows are brought together: large filters that meet each pixel
-    /// once, in NHWC of images, forward.
+    /// once, in NCHW, and of images in NHWC, forward.
     Patches,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,

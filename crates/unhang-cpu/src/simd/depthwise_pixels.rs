@@ -14,6 +14,8 @@ use crate::parallel::for_each_unit;
 
 /// Numbers of the rows that are kept together: most of a first-level cache.
 const KEPT_NUMBERS: usize = 8 * 1024;
+/// Numbers of the kept rows at most, and places of taps for all of them.
+const MOST_KEPT: usize = 64 * 1024;
 /// Vectors of channels at most: four cache lines that follow each other.
 const MOST_VECTORS: usize = 4;
 /// Numbers of the source that a strip of rows has: part of a second-level cache.
@@ -32,7 +34,10 @@ pub(super) fn is_better(gather: &Gather, kernels: &Kernels) -> bool {
     let [rows, columns] = &gather.axes;
     let are_dense = [rows, columns].iter().all(|axis| axis.in_step == 1 && axis.out_step == 1);
     let has_many_taps = gather.weight_group >= MANY_TAPS && strip_steps(gather) >= rows.steps.min(2 * rows.span);
-    are_dense && (has_many_taps || gather.groups <= MOST_VECTORS * kernels.lanes)
+    // Taps that reach far would need more memory than the cache, or than the operands have.
+    let kept = Kept::new(gather, kernels.lanes);
+    let fits = kept.rows * kept.pitch.max(gather.weight_group) <= MOST_KEPT;
+    are_dense && fits && (has_many_taps || gather.groups <= MOST_VECTORS * kernels.lanes)
 }
 
 /// Steps of rows that are a strip at most: all of a small plane, which has pixels at its edges above all.

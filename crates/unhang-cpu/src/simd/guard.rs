@@ -404,6 +404,22 @@ fn workspace_stays_within_its_bound() {
     }
 }
 
+/// Depthwise filters that reach far, in NHWC, where the rows that they meet are kept.
+#[test]
+fn workspace_of_far_depthwise_taps_stays_within_its_bound() {
+    let keys = [
+        "forward:f32:nhwc:1x2x256x256:2x3x3:s1x1:p127x127:d127x127:g2",
+        "forward:f32:nhwc:1x8x90x90:8x65x65:s1x1:p32x32:d1x1:g8",
+    ];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let kernels: &'static Kernels = Box::leak(Box::new(Kernels::of(isa).idle()));
+        for key in keys {
+            let share = workspace_share(&key.parse().expect("a key"), isa, kernels);
+            assert!(share <= 1.0, "{isa} {key}: {share:.2} of the bound");
+        }
+    }
+}
+
 /// The most workspace at once by what it may have.
 fn workspace_share(problem: &Problem, isa: Isa, kernels: &'static Kernels) -> f64 {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());

@@ -59,9 +59,10 @@ def test_it_ends_with_whoever_started_it() -> None:
     assert parent.communicate(timeout=60)[0] == ""
 
 
-def test_it_does_not_begin_once_its_parent_has_ended() -> None:
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_it_does_not_begin_once_its_parent_has_ended(waited_for: bool) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | (0 if waited_for else os.WNOWAIT))
     environment = {**os.environ, "UNHANG_CHILD_OF": str(ended.pid)}
     command = [sys.executable, "-m", "unhang._canary", "aten", "--rehearsed"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)

@@ -74,6 +74,7 @@ extern "C" fn child() {
 }
 
 fn play() -> Option<()> {
+    unhang_probe::child::end_with_parent();
     let what: Value = serde_json::from_str(&std::env::var(CHILD).ok()?).ok()?;
     for library in what.get("libraries")?.as_array()? {
         let path = CString::new(library.as_str()?).ok()?;

@@ -5,9 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{
-    DumpableBehavior, Pid, Signal, set_dumpable_behavior, set_parent_process_death_signal, test_kill_process,
-};
+use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
 use crate::protocol::{Answer, CameBack, Message, Request, Stage};
 
@@ -45,8 +43,12 @@ pub(crate) const STARTED_BY: &str = "UNHANG_CHILD_OF";
 pub fn end_with_parent() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    let parent = std::env::var(STARTED_BY).ok().and_then(|text| Pid::from_raw(text.parse().ok()?));
-    if parent.is_some_and(|parent| test_kill_process(parent) == Err(rustix::io::Errno::SRCH)) {
+    let parent = std::env::var(STARTED_BY).ok().and_then(|text| text.parse::<u32>().ok());
+    // One that ended may not have been waited for yet.
+    if let Some(parent) = parent
+        && matches!(unhang_guard::process::state(parent), None | Some('Z' | 'X'))
+    {
+        eprintln!("unhang: process {parent}, which started this one, has ended");
         std::process::exit(1);
     }
 }

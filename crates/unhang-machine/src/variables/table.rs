@@ -57,6 +57,8 @@ pub const VARIABLES: &[Variable] = &[
         "a folder", "set by `unhang run`: where its processes report hangs; removed after the run"),
     variable("UNHANG_CHILD_NONCE", Owner::Unhang, ProcessStart, Plain, "not set",
         "a number", "set by unhang for each child process: the number that marks its answers"),
+    variable("UNHANG_CHILD_OF", Owner::Unhang, ProcessStart, Plain, "not set",
+        "a number", "set by unhang for each child process: the process that started it, with which it ends"),
     variable("UNHANG_REHEARSE", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
         "0, 1", "1 under `unhang run`: CPU tensors play those of the machine in UNHANG_ROOT; every output says so"),
     variable("UNHANG_SHIELD", Owner::Unhang, UnhangStart, Plain, "next to the program or in the package",

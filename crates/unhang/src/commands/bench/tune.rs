@@ -205,6 +205,7 @@ impl Tune {
 
     /// The child: opens the GPU and times what it is given.
     fn work(&self) -> anyhow::Result<ExitCode> {
+        unhang_probe::child::end_with_parent();
         let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
         let description = engine.driver().description();
         say(&TuneEvent::Device {

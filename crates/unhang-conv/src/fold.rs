@@ -8,10 +8,7 @@
 //! | direction | images | channels of the source | per part |
 //! |---|---|---|---|
 //! | forward | output depths | input channel, tap | some images |
-//! | backward-data
-//! input depths with one remainder modulo the stride
-//! output channel, tap
-//! some images of one remainder |
+//! | backward-data | input depths with one remainder modulo the stride | output channel, tap | some images of one remainder |
 //! | backward-weights | output depths | input channel, tap | some channels of both |
 //!
 //! The data gradient gathers planes of the output's gradient; it does not add planes of the input's gradient

@@ -80,9 +80,13 @@ fn folder() -> Option<PrivateFolder> {
     }
 }
 
+/// Raised when repair gains a rule between versions.
+const RULES: u32 = 2;
+
 fn file_name(key: Key, chip: Chip) -> String {
     // Another version repairs otherwise.
-    format!("{:016x}{:016x}-{}-{chip}-{}.co", key.0, key.1, key.2, env!("CARGO_PKG_VERSION"))
+    let version = env!("CARGO_PKG_VERSION");
+    format!("{:016x}{:016x}-{}-{chip}-{version}-{RULES}.co", key.0, key.1, key.2)
 }
 
 /// The place of an object in the folder.

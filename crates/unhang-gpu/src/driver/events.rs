@@ -51,12 +51,12 @@ impl DeviceEvents {
 
     pub(super) fn of(device: Device) -> Result<DeviceEvents, DriverError> {
         let calls = Calls::load(&device.library, device.vendor()).map_err(DriverError::Unusable)?;
-        let exchange = match device.vendor() {
-            Vendor::Nvidia => "cuThreadExchangeStreamCaptureMode",
-            Vendor::Amd => "hipThreadExchangeStreamCaptureMode",
-        };
         // SAFETY: the type is that of the symbol in both vendors' documented C interfaces.
-        let exchange_mode = unsafe { device.library.function(exchange) }.ok();
+        let exchange = |name: &str| unsafe { device.library.function(name) };
+        let exchange_mode = match device.vendor() {
+            Vendor::Nvidia => Some(exchange("cuThreadExchangeStreamCaptureMode").map_err(DriverError::Unusable)?),
+            Vendor::Amd => exchange("hipThreadExchangeStreamCaptureMode").ok(),
+        };
         Ok(DeviceEvents { device, calls, exchange_mode })
     }
 

@@ -69,11 +69,14 @@ pub(super) fn belongs_to_the_system(path: &Path) -> bool {
 /// The folder that a file is to be written to must exist: a mistyped path is an error.
 pub(super) fn check_folder(path: &Path) -> anyhow::Result<()> {
     let folder = folder_of(path);
-    if folder.is_dir() {
-        return Ok(());
-    }
+    let is_not_there = match fs::metadata(folder) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => "is not a folder".to_owned(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+        Err(error) => format!("cannot be used: {error}"),
+    };
     Err(anyhow!("hint: name a folder that exists, or make it first")
-        .context(format!("the folder {} does not exist", folder.display())))
+        .context(format!("the folder {} {is_not_there}", folder.display())))
 }
 
 fn folder_of(path: &Path) -> &Path {

@@ -61,11 +61,13 @@ def test_it_ends_with_whoever_started_it() -> None:
 
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_it_does_not_begin_once_its_parent_has_ended(waited_for: bool) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | (0 if waited_for else os.WNOWAIT))
-    environment = {**os.environ, "UNHANG_CHILD_OF": str(ended.pid)}
-    command = [sys.executable, "-m", "unhang._canary", "aten", "--rehearsed"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        if waited_for:
+            ended.wait()
+        environment = {**os.environ, "UNHANG_CHILD_OF": str(ended.pid)}
+        command = [sys.executable, "-m", "unhang._canary", "aten", "--rehearsed"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (done.returncode, done.stdout) == (1, "")
 
 

@@ -608,7 +608,7 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
 KEY = "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p0x0:d1x1:g1"
 
 
-@pytest.mark.skipif(torch.version.hip is not None, reason="a machine that is affected")
+@pytest.mark.skipif(torch.version.hip is not None, reason="this torch is built for ROCm")
 def test_auto_leaves_a_machine_that_is_not_affected_alone() -> None:
     unhang.enable()
     F.conv2d(torch.randn(1, 4, 8, 8, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda"))

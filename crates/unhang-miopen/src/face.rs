@@ -108,7 +108,7 @@ fn hip(name: &CStr) -> Option<GetNumber> {
         return None;
     }
     let found = loader::real_dlsym(library, name);
-    // SAFETY: both functions have this type; null means that there is none.
+    // SAFETY: both functions have this type; null means that the library lacks it.
     unsafe { std::mem::transmute::<*mut c_void, Option<GetNumber>>(found) }
 }
 

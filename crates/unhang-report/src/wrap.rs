@@ -1,15 +1,17 @@
 //! Text for a terminal, wrapped at blanks.
 
-/// Wraps text at blanks: `first` blanks before the first line, `rest` before the others. A word that is wider stays whole.
+/// Wraps text at blanks: `first` blanks before the first line, `rest` before the others. A word that is wider stays whole, and
+/// so does a command between backticks that fits on a line, because people copy it.
 ///
 /// ```
 /// assert_eq!(unhang_report::wrapped(12, "some words that are wrapped", 0, 2), "some words\n  that are\n  wrapped");
+/// assert_eq!(unhang_report::wrapped(12, "then type `ls -l`.", 0, 2), "then type\n  `ls -l`.");
 /// ```
 pub fn wrapped(width: usize, text: &str, first: usize, rest: usize) -> String {
     let mut lines = Vec::new();
     let mut line = " ".repeat(first);
     let mut empty = true;
-    for word in text.split_whitespace() {
+    for word in units(text, width.saturating_sub(rest)) {
         let wide = line.chars().count() + 1 + word.chars().count() > width;
         if wide && !empty {
             lines.push(std::mem::replace(&mut line, " ".repeat(rest)));
@@ -18,16 +20,51 @@ pub fn wrapped(width: usize, text: &str, first: usize, rest: usize) -> String {
         if !empty {
             line.push(' ');
         }
-        line.push_str(word);
+        line.push_str(&word);
         empty = false;
     }
     lines.push(line);
     lines.join("\n")
 }
 
+/// What a line is not broken in: words, and commands between backticks of at most that many characters.
+fn units(text: &str, most: usize) -> Vec<String> {
+    let mut units: Vec<String> = Vec::new();
+    let mut words = text.split_whitespace();
+    while let Some(word) = words.next() {
+        let mut unit = word.to_owned();
+        let mut after = words.clone();
+        while is_open(&unit)
+            && let Some(next) = after.next()
+        {
+            unit = format!("{unit} {next}");
+        }
+        if is_open(&unit) || unit.chars().count() > most {
+            unit = word.to_owned();
+        } else {
+            words = after;
+        }
+        units.push(unit);
+    }
+    units
+}
+
+/// Whether a backtick in the text has no partner.
+fn is_open(text: &str) -> bool {
+    text.matches('`').count() % 2 == 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_stay_whole_where_they_fit() {
+        let text = "Start it with `unhang run -- python train.py`, then wait.";
+        assert_eq!(wrapped(40, text, 0, 2), "Start it with\n  `unhang run -- python train.py`, then\n  wait.");
+        assert_eq!(wrapped(20, text, 0, 2).lines().nth(1), Some("  `unhang run --"), "too wide for a line");
+        assert_eq!(wrapped(20, "a ` without a partner in the text", 0, 0), "a ` without a\npartner in the text");
+    }
 
     #[test]
     fn words_stay_whole() {

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+/// Narrower than this nothing reads well.
+pub(crate) const NARROWEST: usize = 40;
+
 /// Something is wrong with what was looked at.
 pub(crate) const FOUND_ERRORS: u8 = 1;
 /// The command was called wrongly, or could not do its work.
@@ -73,15 +76,41 @@ pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     let style = Style::for_stream(&io::stderr());
     let mut stderr = io::stderr().lock();
     let mut lines = lines.into_iter();
-    let first = lines.next().unwrap_or_default();
-    let _ = writeln!(stderr, "{}: {first}", style.paint("error", Colour::Red));
+    let first = within_terminal(&format!("error: {}", lines.next().unwrap_or_default()));
+    let _ = writeln!(stderr, "{}", first.replacen("error", &style.paint("error", Colour::Red), 1));
     for line in lines {
-        let _ = writeln!(stderr, "  because: {line}");
+        let _ = writeln!(stderr, "{}", within_terminal(&format!("  because: {line}")));
     }
     for hint in hints {
-        let _ = writeln!(stderr, "  {}: {hint}", style.paint("hint", Colour::Cyan));
+        let hint = within_terminal(&format!("  hint: {hint}"));
+        let _ = writeln!(stderr, "{}", hint.replacen("hint", &style.paint("hint", Colour::Cyan), 1));
     }
     ExitCode::from(FAILED)
+}
+
+/// How wide a stream's terminal is, or what `COLUMNS` says of it.
+pub(crate) fn columns(stream: &(impl IsTerminal + rustix::fd::AsFd)) -> Option<usize> {
+    let named = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse::<usize>().ok());
+    let of_terminal = || {
+        let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten();
+        size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+    };
+    named.or_else(of_terminal)
+}
+
+/// The text as standard error shows it: on a terminal, lines that are wider are wrapped. Elsewhere a message stays on its
+/// line, for programs that read it.
+fn within_terminal(text: &str) -> String {
+    let stderr = io::stderr();
+    let Some(width) = stderr.is_terminal().then(|| columns(&stderr)).flatten().map(|width| width.max(NARROWEST)) else {
+        return text.to_owned();
+    };
+    let line = |line: &str| {
+        let indent = line.len() - line.trim_start_matches(' ').len();
+        let is_wide = line.chars().count() > width;
+        if is_wide { unhang_report::wrapped(width, line, indent, indent + 2) } else { line.to_owned() }
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints a value as indented JSON on standard output, always with `schema`, by which programs know the format. Raw JSON
@@ -116,7 +145,7 @@ pub(crate) use unhang_guard::printable;
 
 /// One line on standard error. If it is closed or its disk is full, the line is dropped.
 fn write_line(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", printable(line));
+    let _ = writeln!(io::stderr().lock(), "{}", within_terminal(&printable(line)));
 }
 
 /// One line of talk on standard error, unless `--quiet` was asked for.

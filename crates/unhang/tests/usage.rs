@@ -144,6 +144,8 @@ fn lists_and_explanations_keep_to_the_width_of_the_terminal() {
         &["miopen-cache", "verify", "--root", "machine"],
         &["miopen-cache", "repair", "--dry-run", "--root", "machine"],
         &["miopen-cache", "list"],
+        &["emulate", KERNELS],
+        &["env", "clean", "--dry-run", "--root", "machine"],
         &["run", "--dry-run", "--", "true"],
     ] {
         let mut command = Command::cargo_bin("unhang").unwrap();
@@ -157,6 +159,24 @@ fn lists_and_explanations_keep_to_the_width_of_the_terminal() {
             assert!(is_copied(line) || is_code(line) || is_one_word, "{arguments:?}: {line}");
         }
     }
+}
+
+/// A terminal of 60 columns, which `script` provides, shows whole words; a program that reads the message gets one line.
+#[test]
+fn errors_are_wrapped_on_a_terminal_and_nowhere_else() {
+    let place = place();
+    let wrong = "miopen-cache repair --yes --root a-folder-of-a-machine-that-nobody-made-here";
+    let piped = String::from_utf8(unhang(place.path(), &wrong.split(' ').collect::<Vec<_>>()).stderr).unwrap();
+    assert!(piped.lines().next().is_some_and(|line| line.len() > 60), "{piped}");
+    let mut command = Command::new("script");
+    command.current_dir(place.path()).env_clear().env("PATH", "/usr/bin:/bin").env("COLUMNS", "60");
+    command.args(["-qec", &format!("{} {wrong}", env!("CARGO_BIN_EXE_unhang")), "/dev/null"]);
+    let Ok(drawn) = command.output() else { return println!("skipped: no script(1) here") };
+    let shown = String::from_utf8(drawn.stdout).unwrap().replace('\r', "");
+    let plain = shown.replace("\u{1b}[31m", "").replace("\u{1b}[36m", "").replace("\u{1b}[0m", "");
+    assert!(plain.lines().all(|line| line.chars().count() <= 60), "{plain}");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&plain), words(&piped));
 }
 
 #[test]

@@ -225,7 +225,8 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
     let machine = &examination.machine;
     let _ = match &machine.described_by {
         Some(folder) => {
-            writeln!(text, "{}: described by the folder {}", style.paint("Machine", Colour::Bold), printable(folder))
+            let line = wrapped(&format!("Machine: described by the folder {}", printable(folder)), 0, 2);
+            writeln!(text, "{}", line.replacen("Machine", &style.paint("Machine", Colour::Bold), 1))
         }
         None => writeln!(text, "{}", style.paint("Machine", Colour::Bold)),
     };
@@ -241,35 +242,29 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
         (None, true) => ", the kernel's amdgpu".to_owned(),
         (None, false) => String::new(),
     };
-    let _ = writeln!(text, "  kernel  {}{}", printable(kernel), printable(&driver));
+    let _ = writeln!(text, "{}", row("kernel", &format!("{kernel}{driver}")));
     if let Some((major, minor)) = examination.software.glibc {
         let _ = writeln!(text, "  glibc   {major}.{minor}");
     }
     for rocm in &examination.software.rocm {
         let version = rocm.version.as_deref().unwrap_or("?");
-        let _ = writeln!(text, "  ROCm    {} in {}", printable(version), printable(&rocm.path));
+        let _ = writeln!(text, "{}", row("ROCm", &format!("{version} in {}", rocm.path)));
     }
     for torch in &examination.software.torch {
         let python = torch.python.as_deref().map(|python| format!(" for Python {python}")).unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "  torch   {}{} in {}",
-            printable(&torch.version),
-            printable(&python),
-            printable(&torch.path)
-        );
+        let _ = writeln!(text, "{}", row("torch", &format!("{}{python} in {}", torch.version, torch.path)));
         if !torch.architectures.is_empty() {
-            let _ = writeln!(text, "          GPU code for {}", printable(&torch.architectures.join(", ")));
+            let _ = writeln!(text, "{}", row("", &format!("GPU code for {}", torch.architectures.join(", "))));
         }
         if !torch.bundled.is_empty() {
-            let _ = writeln!(text, "          bundles {}", printable(&torch.bundled.join(", ")));
+            let _ = writeln!(text, "{}", row("", &format!("bundles {}", torch.bundled.join(", "))));
         }
     }
     for framework in &examination.software.frameworks {
         let label = if framework.name == "JAX" { "JAX" } else { "TF" };
         let python = framework.python.as_deref().map(|python| format!(" for Python {python}")).unwrap_or_default();
         let words = format!("{} {}{python} in {}", framework.package, framework.version, framework.path);
-        let _ = writeln!(text, "  {label:<8}{}", printable(&words));
+        let _ = writeln!(text, "{}", row(label, &words));
     }
     if !examination.environment.is_empty() {
         let _ = writeln!(text, "\n{}", style.paint("Environment", Colour::Bold));
@@ -282,6 +277,11 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
         }
     }
     text
+}
+
+/// A line of what is here, wrapped to the right of its label.
+fn row(label: &str, words: &str) -> String {
+    format!("  {label:<8}{}", wrapped(&one_line(words), 10, 10).trim_start())
 }
 
 /// Text from outside on one line.
@@ -302,7 +302,7 @@ fn describe_gpu(gpu: &Gpu, style: Style) -> String {
     if let Some(driver) = &gpu.driver {
         place.push_str(&format!(", driver {}", printable(driver)));
     }
-    let _ = write!(text, "\n          {}", style.paint(&place, Colour::Dim));
+    let _ = write!(text, "\n{}", style.paint(&wrapped(&place, 10, 10), Colour::Dim));
     if let (true, Some(reported)) = (gpu.spoofed(), &gpu.reported_gfx) {
         let _ = write!(
             text,

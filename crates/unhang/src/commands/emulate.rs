@@ -13,7 +13,7 @@ use unhang_emulator::{Counts, Dispatch, Fault, FaultKind, Follow, Machine, Mode,
 use unhang_guard::input::read_named;
 use unhang_isa::Chip;
 
-use super::text::{print_safe_json, print_text};
+use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, FOUND_ERRORS, printable, tell};
 
 /// No code object that is run here is larger.
@@ -168,12 +168,8 @@ impl Emulate {
         let mut text = String::new();
         for name in names {
             let arguments = described(machine, object, name).join(", ");
-            let _ = writeln!(
-                text,
-                "{}: {}",
-                printable(name),
-                if arguments.is_empty() { "no arguments" } else { &arguments }
-            );
+            let arguments = if arguments.is_empty() { "no arguments" } else { &arguments };
+            let _ = writeln!(text, "{}", wrapped(&format!("{}: {arguments}", printable(name)), 0, 4));
         }
         print_text(&text)?;
         Ok(ExitCode::SUCCESS)

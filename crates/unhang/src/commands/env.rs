@@ -341,11 +341,9 @@ fn told(system: &System, head: &str, outcome: &InstallOutcome, dry_run: bool, no
     let style = Style::for_stream(&std::io::stdout());
     let mut text = String::new();
     if system.is_folder() {
-        let _ = writeln!(
-            text,
-            "in the machine described by the folder {}",
-            printable(&system.root().display().to_string())
-        );
+        let folder =
+            format!("in the machine described by the folder {}", printable(&system.root().display().to_string()));
+        let _ = writeln!(text, "{}", wrapped(&folder, 0, 2));
     }
     if outcome.recovered {
         text.push_str("an earlier call was interrupted; its changes were undone first\n");

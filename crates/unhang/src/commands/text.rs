@@ -1,7 +1,9 @@
 //! Laying out text for people: wrapping, and output that a closed pipe does not turn into an error.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::OnceLock;
+
+use crate::output::{NARROWEST, columns};
 
 pub(super) use crate::output::print_json as print_safe_json;
 pub(super) use unhang_guard::time::{deadline, duration};
@@ -9,21 +11,11 @@ pub(super) use unhang_machine::counted;
 
 /// The widest that text is laid out, and the width where it is unknown, so that reports can be compared.
 const WIDEST: usize = 100;
-/// Narrower than this nothing reads well.
-const NARROWEST: usize = 40;
 
 /// How wide text is laid out: as `COLUMNS` says, else as the terminal is.
 pub(super) fn width() -> usize {
     static WIDTH: OnceLock<usize> = OnceLock::new();
-    *WIDTH.get_or_init(|| {
-        let named = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse::<usize>().ok());
-        let stdout = io::stdout();
-        let of_terminal = || {
-            let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();
-            size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
-        };
-        named.or_else(of_terminal).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
-    })
+    *WIDTH.get_or_init(|| columns(&io::stdout()).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST))
 }
 
 /// Wraps text at blanks: `first` blanks before the first line, `rest` before the others.

@@ -73,6 +73,27 @@ fn kernels_under_a_spoof_are_those_of_the_true_chip() {
     assert!(report["kernels"].as_array().unwrap().iter().all(|kernel| kernel["reported_as"] == "gfx1030"));
 }
 
+/// What cannot be broken, a problem's key for example, stands on its own line.
+#[test]
+fn lists_keep_to_the_width_of_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layers.tsv");
+    std::fs::write(&file, LAYERS.lines().nth(1).unwrap()).unwrap();
+    for flags in [&[][..], &["--predict"]] {
+        let output =
+            unhang().env("COLUMNS", "60").args(["kernels", "list", "--layers"]).arg(&file).args(flags).output();
+        let output = output.unwrap();
+        if !output.status.success() {
+            return println!("skipped: no hiprtc here");
+        }
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("waves a SIMD"), "{text}");
+        let is_one_word = |line: &str| line.split_whitespace().count() == 1;
+        let wide = text.lines().find(|line| line.chars().count() > 60 && !is_one_word(line));
+        assert_eq!(wide, None, "{flags:?}");
+    }
+}
+
 #[test]
 fn a_bad_table_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -8,7 +8,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use unhang_conv::table::{self, Layer};
 use unhang_conv::{DataType, Problem};
@@ -21,7 +20,7 @@ use unhang_isa::Chip;
 use unhang_probe::PythonStart;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
-use super::text::{counted, print_text};
+use super::text::{counted, entry, print_text, wrapped};
 use super::whole_file::read_table;
 use crate::output::{self, FOUND_ERRORS, Progress};
 
@@ -300,33 +299,26 @@ fn layer_report(selection: &Selection) -> LayerReport {
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["kernel", "VGPRs", "SGPRs", "spills", "LDS", "waves/SIMD", "FMA", "hazards", "first problem"]);
-    for kernel in &report.kernels {
-        table.add_row([
-            kernel.name.clone(),
-            kernel.vgprs.to_string(),
-            kernel.sgprs.to_string(),
-            (kernel.vgpr_spills + kernel.sgpr_spills).to_string(),
-            kernel.lds_bytes.to_string(),
-            kernel.waves_per_simd.to_string(),
-            format!("{:.0} %", kernel.fma_share * 100.0),
-            kernel.hazards.to_string(),
-            kernel.problem.clone(),
-        ]);
-    }
-    for column in 1..8 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    let line = |kernel: &KernelReport| {
+        let facts = [
+            format!("{} VGPRs", kernel.vgprs),
+            format!("{} SGPRs", kernel.sgprs),
+            counted(kernel.vgpr_spills + kernel.sgpr_spills, "spill"),
+            format!("{} bytes of LDS", kernel.lds_bytes),
+            format!("{} waves a SIMD", kernel.waves_per_simd),
+            format!("{:.0} % FMA", kernel.fma_share * 100.0),
+            counted(kernel.hazards, "hazard"),
+        ];
+        entry(&kernel.name, &facts.each_ref().map(String::as_str), &kernel.problem)
+    };
+    let lines: String = report.kernels.iter().map(line).collect();
     let spilled = report.kernels.iter().filter(|k| k.vgpr_spills + k.sgpr_spills > 0).count();
     let hazards: usize = report.kernels.iter().map(|k| k.hazards).sum();
-    super::text::print_text(&format!(
-        "{table}\n\n{}, {spilled} with spills, {}; {}\n",
+    let sum = format!(
+        "{}, {spilled} with spills, {}; {}",
         counted(report.kernels.len(), "kernel"),
         counted(hazards, "hazard"),
         report.compiler
-    ))
+    );
+    print_text(&format!("{lines}\n{}\n", wrapped(&sum, 0, 2)))
 }

@@ -4,14 +4,13 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use unhang_gpu::catalogue::Selection;
 use unhang_gpu::compiler::Compiler;
 use unhang_gpu::predict::{self, Launch, Objects};
 use unhang_model::{CARDS, Card, Figure, Prediction};
 
-use crate::commands::text::print_text;
+use crate::commands::text::{counted, entry, print_text, wrapped};
 use crate::output::{self, Progress};
 
 /// The cards that are meant: those that people have most.
@@ -168,32 +167,27 @@ fn report(predictions: Vec<Row>, compiler: String) -> Report {
 }
 
 fn print(rows: &[Row], compiler: &str) -> anyhow::Result<()> {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    let mut header = vec!["family", "direction", "layer", "choice", "chosen by"];
-    for card in &PREDICTED {
-        header.extend([card.name, "of peak", "bound"]);
-    }
-    header.push("waves/SIMD");
-    table.set_header(header);
-    for row in rows {
-        let mut cells = vec![row.family.to_owned(), row.direction.clone(), row.layer.clone(), row.choice.clone()];
-        cells.push(format!("{:.3} ms", row.estimated_milliseconds));
-        for card in &row.cards {
-            let share = format!("{:.0} %", card.share_of_peak * 100.0);
-            cells.extend([format!("{:.3} ms", card.milliseconds), share, card.bound.clone()]);
-        }
-        cells.push(row.cards.first().map_or(0, |card| card.waves_per_simd).to_string());
-        table.add_row(cells);
-    }
-    for column in [4, 5, 6, 8, 9, 11] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    let line = |row: &Row| {
+        let of_card = |card: &Total| {
+            format!(
+                "{} {:.3} ms ({:.0} % of peak, bound by {}, {} waves a SIMD)",
+                card.card,
+                card.milliseconds,
+                card.share_of_peak * 100.0,
+                card.bound,
+                card.waves_per_simd
+            )
+        };
+        let mut facts: Vec<String> = row.cards.iter().map(of_card).collect();
+        facts.push(format!("chosen by {:.3} ms", row.estimated_milliseconds));
+        let facts: Vec<&str> = facts.iter().map(String::as_str).collect();
+        entry(&format!("{} {}: {}", row.layer, row.direction, row.choice), &facts, "")
+    };
     let heading = format!(
-        "{GROUND}.\nChosen by: what the model by which kernels are chosen says of an RX 5600 XT. Of peak: operations of the \
-         convolution's definition; Winograd's kernels do fewer.\n"
+        "{GROUND}. Chosen by: what the model by which kernels are chosen says of an RX 5600 XT. Of peak: operations of the \
+         convolution's definition; Winograd's kernels do fewer."
     );
-    print_text(&format!("{heading}\n{table}\n\n{} predictions; {compiler}\n", rows.len()))
+    let lines: String = rows.iter().map(line).collect();
+    let sum = wrapped(&format!("{}; {compiler}", counted(rows.len(), "prediction")), 0, 2);
+    print_text(&format!("{}\n\n{lines}\n{sum}\n", wrapped(&heading, 0, 0)))
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use unhang_gpu::shipped::{Shipped, ShippedObject};
 
@@ -47,31 +46,24 @@ fn find() -> Option<PathBuf> {
 }
 
 fn print(shipped: &Shipped, lines: &[Line<'_>], changed: usize) -> anyhow::Result<()> {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["kernel", "chips", "bytes", "VGPRs", "LDS", "waves/SIMD", "emulated", "SHA-256", ""]);
-    for Line { entry, intact } in lines {
-        table.add_row([
-            entry.name.clone(),
+    let shown = |Line { entry, intact }: &Line<'_>| {
+        let facts = [
             entry.chips.join(" "),
-            entry.bytes.to_string(),
-            entry.vgprs.to_string(),
-            entry.lds_bytes.to_string(),
-            entry.waves_per_simd.to_string(),
-            entry.emulated.to_string(),
-            entry.sha256.clone(),
-            if *intact { String::new() } else { "DIFFERS from the list: not loaded".into() },
-        ]);
-    }
-    for column in 2..7 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+            format!("{} bytes", entry.bytes),
+            format!("{} VGPRs", entry.vgprs),
+            format!("{} bytes of LDS", entry.lds_bytes),
+            format!("{} waves a SIMD", entry.waves_per_simd),
+            format!("emulated on {}", text::counted(entry.emulated, "problem")),
+            if *intact { String::new() } else { "DIFFERS from the list and is not loaded".to_owned() },
+        ];
+        text::entry(&entry.name, &facts.each_ref().map(String::as_str), &entry.sha256)
+    };
+    let list: String = lines.iter().map(shown).collect();
     let packed: u64 = lines.iter().map(|line| line.entry.packed_bytes).sum();
-    text::print_text(&format!(
-        "{table}\n\n{}, {packed} bytes packed, {changed} not what was listed; compiled by {}\n",
+    let sum = format!(
+        "{}, {packed} bytes packed, {changed} not what was listed; compiled by {}",
         text::counted(lines.len(), "object"),
         shipped.compiler()
-    ))
+    );
+    text::print_text(&format!("{list}\n{}\n", text::wrapped(&sum, 0, 2)))
 }

@@ -57,18 +57,18 @@ impl Explain {
         }
         // An id, or a line of the doctor's such as `error[kfd-no-access]: this user may not open /dev/kfd`.
         let is_named = |known: &str| text.trim() == known || text.contains(&format!("[{known}]"));
+        let near = near_ids(&text);
         let sections = match IDS.iter().chain(symptoms::TOPICS).find(|known| is_named(known)) {
             Some(known) => vec![*known],
+            // `torch-knwn-to-hang` is a mistyped id, not somebody's word for a hang.
+            None if text.contains('-') && !near.is_empty() => Vec::new(),
             None => symptoms::sections_for(&text),
         };
         if sections.is_empty() {
             if self.json {
-                print_safe_json(&json!({ "schema": 1, "sections": [] }))?;
+                print_safe_json(&json!({ "schema": 1, "sections": [], "similar": near }))?;
             } else {
-                let known = "unhang does not know this message. `unhang doctor` examines the machine, `unhang explain` without \
-                             a text lists what can be explained, and `unhang doctor --bundle card.tar.gz` collects what a bug \
-                             report needs.";
-                print_text(&format!("{}\n", wrapped(known, 0, 0)))?;
+                print_text(&unknown(text.trim(), &near))?;
             }
             return Ok(ExitCode::from(CANNOT_TELL));
         }
@@ -124,6 +124,36 @@ impl Explain {
         print_text(&out)?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The ids and topics that a single word may have been meant for, most similar first.
+fn near_ids(text: &str) -> Vec<&'static str> {
+    const SIMILAR: f64 = 0.7;
+    const MOST: usize = 3;
+    let word = text.trim().to_lowercase().replace('_', "-");
+    if word.contains(char::is_whitespace) {
+        return Vec::new();
+    }
+    let likeness = |id: &str| match id.strip_prefix(&word) {
+        Some(rest) if rest.is_empty() || rest.starts_with('-') => 1.0,
+        _ => strsim::normalized_damerau_levenshtein(&word, id),
+    };
+    let all = IDS.iter().chain(symptoms::TOPICS).map(|id| (likeness(id), *id));
+    let mut near: Vec<(f64, &str)> = all.filter(|(likeness, _)| *likeness >= SIMILAR).collect();
+    near.sort_by(|one, other| other.0.total_cmp(&one.0));
+    near.into_iter().take(MOST).map(|(_, id)| id).collect()
+}
+
+/// What to say of a text that is neither an id nor a message that is known.
+fn unknown(text: &str, near: &[&str]) -> String {
+    if near.is_empty() {
+        let known = "unhang does not know this message. `unhang doctor` examines the machine, `unhang explain` without a text \
+                     lists what can be explained, and `unhang doctor --bundle card.tar.gz` collects what a bug report needs.";
+        return format!("{}\n", wrapped(known, 0, 0));
+    }
+    let head = format!("unhang has no explanation named {}. Did you mean:", unhang_guard::text::printable_line(text));
+    let commands: String = near.iter().map(|id| format!("       unhang explain {id}\n")).collect();
+    format!("{}\n{commands}", wrapped(&head, 0, 0))
 }
 
 /// The chip of the RDNA1 card that is here; the most common one where none is.
@@ -314,6 +344,22 @@ mod tests {
         assert_eq!(laid_out("see issue\n11614, on a card").trim_end(), "  see issue 11614, on a card");
         let text = laid_out("one\ntwo\n\n1. first\n   more\n2. second\n\n```\ncode\n```\n");
         assert_eq!(text.trim_end(), "  one two\n\n  1. first more\n  2. second\n\n      code");
+    }
+
+    #[test]
+    fn a_mistyped_id_leads_to_the_nearest() {
+        for (typed, meant) in [
+            ("torch-knwn-to-hang", &["torch-known-to-hang"][..]),
+            ("Spoofed_Architecture", &["spoofed-architecture"]),
+            ("routs", &["routes"]),
+            ("spoofed", &["spoofed-architecture"]),
+            ("hang", &[]),
+            ("the card hangs", &[]),
+            ("no-such-thing", &[]),
+        ] {
+            assert_eq!(near_ids(typed), meant, "{typed}");
+        }
+        assert_eq!(near_ids("triton").len(), 3);
     }
 
     #[test]

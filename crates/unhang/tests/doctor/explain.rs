@@ -50,6 +50,14 @@ fn answers_have_the_machines_facts_and_end_with_a_command() {
 }
 
 #[test]
+fn a_mistyped_id_leads_to_the_nearest_one() {
+    let (text, code) = run(&["explain", "torch-knwn-to-hang"]);
+    assert_eq!((text.lines().last(), code), (Some("       unhang explain torch-known-to-hang"), 3), "{text}");
+    let (report, code) = json(&["explain", "--json", "routs"]);
+    assert_eq!((report["similar"][0].as_str(), code), (Some("routes"), 3), "{report}");
+}
+
+#[test]
 fn explaining_a_finding_a_topic_and_a_pasted_error() {
     let (text, code) = run(&["explain", "spoofed-architecture"]);
     assert!(code == 0 && text.contains("have hardware bugs"), "{text}");

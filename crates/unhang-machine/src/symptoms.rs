@@ -39,6 +39,8 @@ const SYMPTOMS: &[Symptom] = &[
     (&["possible database corruption"], &["miopen-cache-corrupt"]),
     (&["missing system database file"], &["miopen-missing-kdb"]),
     (&["no suitable algorithm"], &["no-solver-left"]),
+    (&["no module named 'unhang"], &["unhang-not-in-this-python"]),
+    (&["externally-managed-environment"], &["unhang-not-in-this-python"]),
     (&["no module named 'torch'"], &["torch-missing"]),
     (&["no module named torch"], &["torch-missing"]),
     (&["cannot open shared object file", "libamdhip64"], &["runtime-version-mismatch", "torch-missing"]),
@@ -260,6 +262,8 @@ mod tests {
             ("rocBLAS error: Cannot read /opt/rocm/lib/library/TensileLibrary.dat: No such file", "tensile-library"),
             ("[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=1", "ring-timeout"),
             ("what():  vk::Queue::submit: ErrorDeviceLost", "vulkan-device-lost"),
+            ("ModuleNotFoundError: No module named 'unhang'", "unhang-not-in-this-python"),
+            ("error: externally-managed-environment", "unhang-not-in-this-python"),
             (
                 "radv/amdgpu: The CS has been cancelled. This context is guilty of a hard recovery.",
                 "vulkan-device-lost",

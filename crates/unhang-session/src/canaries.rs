@@ -1,5 +1,5 @@
-//! The canaries of a card: what each is kept under, and how one that has not run is run: in a child, once for a machine. How a child is
-//! started is the face's.
+//! The canaries of a card: the key each verdict is stored under, and how a missing one is run: in a child process, once
+//! for a machine. The face starts the child.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -19,14 +19,14 @@ pub(crate) const PARTS: [&str; 3] = [strided::FAMILY, normalization::FAMILY, poo
 /// A card, as far as canaries tell one from another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// Which of several cards it is; empty where it is the only one.
+    /// Which of several cards it is; empty if it is the only one.
     place: String,
-    /// Whether tensors in the host's memory play it.
+    /// Whether a rehearsal plays it with tensors in the host's memory.
     rehearsed: bool,
 }
 
 impl Card {
-    /// The card that the runtime knows by that number; a negative one is the card that a rehearsal plays.
+    /// The card with that number in the runtime; a negative number is the card that a rehearsal plays.
     pub fn new(machine: &Machine, device: i32) -> Card {
         Card::at(machine, device, || hip_pci_address(device).unwrap_or_else(|_| device.to_string()))
     }
@@ -43,21 +43,21 @@ impl Card {
         self.rehearsed
     }
 
-    /// What a canary's verdict is kept under. What a rehearsal finds is filed apart: a folder may describe the very machine that
-    /// it is on. Where there are several cards, none vouches for another.
+    /// The key that a canary's verdict is stored under. A rehearsal has its own keys, because its folder may describe
+    /// the machine it runs on. With several cards, each has its own verdict.
     pub fn name(&self, canary: &str) -> String {
         if self.rehearsed { format!("{canary} (rehearsed)") } else { format!("{canary}{}", self.place) }
     }
 
-    /// What the verdict on a kernel family is kept under. Other sources, another compiler or another chip are other kernels.
+    /// The key for a kernel family's verdict. Other sources, another compiler or another chip make other kernels.
     pub fn name_of_family(&self, engine: &GpuEngine, family: &str) -> String {
         self.name(&format!("jit:{family}:{}", engine.identity()))
     }
 }
 
 impl Session {
-    /// The verdict on an engine of the framework's on a card. One that is not known is found by `run`, a child with that deadline:
-    /// what came out, and whether the child got as far as its trial.
+    /// The verdict on one of the framework's engines on a card. If there is none, `run` tries the engine in a child
+    /// with that deadline and returns the result, and whether the child reached its trial.
     pub fn ensure_canary<E>(
         &self,
         card: &Card,
@@ -88,8 +88,8 @@ impl Session {
         Ok((verdict, detail))
     }
 
-    /// Has kernel families tried that are not known on a card, one group of them after the other, by `try_in_child` with that
-    /// deadline, and keeps their verdicts.
+    /// Tries the kernel families that have no verdict on a card, one group after another, by `try_in_child` with that
+    /// deadline, and stores the verdicts.
     pub fn ensure_families<E>(
         &self,
         (card, engine): (&Card, &GpuEngine),
@@ -116,7 +116,7 @@ impl Session {
                     self.keep_canary(&card.name_of_family(engine, &it.family), it.verdict, &it.detail, true);
                     say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
                 }
-                // That copies, norms or poolings work says nothing of convolutions.
+                // Working copies, norms or poolings say nothing about convolutions.
                 let convolves = |it: &&String| !PARTS.contains(&it.as_str());
                 let ended: Vec<(Verdict, String)> = all.iter().filter(convolves).filter_map(known).collect();
                 if let Some((verdict, detail)) = ended.iter().min_by_key(|(verdict, _)| *verdict != Verdict::Works) {

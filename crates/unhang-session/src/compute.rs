@@ -19,7 +19,7 @@ use crate::session::Session;
 use crate::talk::say_once as say;
 use crate::view::View;
 
-/// A call that is to be computed: the caller's memory on the device, and the stream.
+/// A call to compute: the caller's memory on the device, and the stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// The operands in the problem's order: first, second, result.
@@ -43,8 +43,8 @@ pub enum NotComputed {
     Failed,
 }
 
-/// Computes a convolution by the first of its engines that does. `vendors_own` is the vendor's library in its plainest way: it
-/// needs neither a search nor a workspace.
+/// Computes a convolution with the first engine that succeeds. `vendors_own` runs the vendor's library in its plainest
+/// way, which needs neither a search nor a workspace.
 ///
 /// # Safety
 /// The memory must be what the route's convolution says.
@@ -59,7 +59,7 @@ pub(crate) unsafe fn execute<F: Face>(
     Ok(())
 }
 
-/// Computes it and does not count it: the engine that did.
+/// Computes it without counting it, and returns the engine that did.
 ///
 /// # Safety
 /// As [`execute`].
@@ -101,7 +101,7 @@ pub(crate) unsafe fn compute<F: Face>(
                 say(&format!("the device cannot compute {problem} now: {reason}"));
                 return Err(NotComputed::Failed);
             }
-            // Its plainest way alone was tried: how that ends says nothing of the others.
+            // Only its plainest way was tried: the outcome says nothing about the others.
             Err(Failure::Failed(_, detail)) if *engine == EngineName::Miopen => {
                 say(&format!("MIOpen's naive solver failed on {problem}: {detail}"));
                 NotComputed::Failed
@@ -115,14 +115,14 @@ pub(crate) unsafe fn compute<F: Face>(
     Err(ended)
 }
 
-/// A workspace from its first address that kernels take.
+/// The workspace from the first address that kernels accept.
 fn aligned(call: Call) -> (u64, u64) {
     let (at, bytes) = (call.workspace, call.bytes);
     let begin = at.next_multiple_of(256);
     if at == 0 { (0, 0) } else { (begin, (at + bytes).saturating_sub(begin)) }
 }
 
-/// By our kernels, in the caller's stream.
+/// Computes it with our kernels, in the caller's stream.
 ///
 /// # Safety
 /// As [`execute`].
@@ -137,7 +137,7 @@ unsafe fn jit(session: &Session, route: &Route, call: Call) -> Result<(), Failur
     }
     let engine = &route.device.engine;
     let is_recording = engine.driver().is_capturing(stream)?;
-    // A caller that gave less than was asked for.
+    // The caller gave less than was asked for.
     let is_too_little = bytes < route.packing.bytes;
     if is_too_little && is_recording {
         let reason = "a graph is being recorded, and no workspace was given for tensors that have to be rearranged";
@@ -164,7 +164,7 @@ unsafe fn jit(session: &Session, route: &Route, call: Call) -> Result<(), Failur
             }
             Ok(())
         }
-        // An address in the middle of something: plain kernels take any.
+        // An unaligned address: plain kernels accept any.
         Err(Failure::Misaligned(reason)) => {
             if !route.device.may_run("plain") {
                 return Err(Failure::Declined(format!("{reason}; the canary of the plain kernels did not pass")));
@@ -178,7 +178,7 @@ unsafe fn jit(session: &Session, route: &Route, call: Call) -> Result<(), Failur
     }
 }
 
-/// Whether kernels are known to be right on this machine; those of which nothing is known are tried once.
+/// Whether kernels are known to be right on this machine; unknown ones are tried once.
 pub(crate) fn prove(
     session: &Session,
     device: &Device,
@@ -199,7 +199,7 @@ pub(crate) fn prove(
     if is_right { Ok(true) } else { Err(Failure::Failed(Verdict::Wrong, detail)) }
 }
 
-/// Operands into order, kernels, the result out of it.
+/// Packs the operands, runs the kernels and unpacks the result.
 ///
 /// # Safety
 /// Addresses of memory as the descriptors say, and a workspace of what packing and kernels need.
@@ -238,7 +238,8 @@ unsafe fn launch(
     Ok(())
 }
 
-/// On the host: copied there, computed by an engine that works in this process's memory, and copied back.
+/// Computes it on the host: copies the operands there, runs an engine that works in this process's memory, and copies
+/// the result back.
 ///
 /// # Safety
 /// As [`execute`].
@@ -262,7 +263,7 @@ unsafe fn on_host(route: &Route, call: Call, engine: &dyn Engine) -> Result<(), 
     let operands =
         Operands { first: first.elements(), second: second.elements(), bias: None, result: result.elements_mut() };
     engine.run(problem, operands)?;
-    // What is between the elements of a tensor with gaps is not ours to change.
+    // The gaps of a tensor are not ours to change.
     let has_gaps = views[2].span() != views[2].elements();
     let mut whole = if has_gaps { bring(2)? } else { Numbers::zeros(data_type, views[2].span()) };
     whole.scatter(&views[2], &result, dense[2]);
@@ -270,7 +271,7 @@ unsafe fn on_host(route: &Route, call: Call, engine: &dyn Engine) -> Result<(), 
     unsafe { whole.write(driver, places[2], stream) }.map_err(Failure::from)
 }
 
-/// In tiles, each computed by the engine that the plan names for them.
+/// Computes it in tiles, each with the engine that the plan names for them.
 ///
 /// # Safety
 /// As [`execute`].
@@ -302,7 +303,7 @@ impl Engine for Inner<'_> {
     }
 }
 
-/// Our kernels on tiles that were cut in the host's memory, each tried before it is used.
+/// Our kernels on tiles cut in the host's memory, each tried before it is used.
 struct Tiles<'a> {
     session: &'a Session,
     device: &'a Device,
@@ -326,7 +327,7 @@ impl Engine for Tiles<'_> {
     }
 }
 
-/// Doubles a result, for the test that has to fail.
+/// Doubles a result, for tests that must fail.
 ///
 /// # Safety
 /// As [`execute`].

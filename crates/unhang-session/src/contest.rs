@@ -1,4 +1,4 @@
-//! Which of several kernels is the fastest for a convolution: who takes part, whose turn it is, and who has won.
+//! Finds the fastest of several kernels for a convolution: the contestants, their turns, and the winner.
 //!
 //! Nothing is launched here. Torch's face asks for a round at each call and reads its times at the next one; MIOpen's
 //! boundary and `unhang bench --tune` run one round after the other. Whatever goes wrong, the model's choice stays.
@@ -26,7 +26,7 @@ pub struct Effort {
     pub budget: f64,
     /// The most runs of a candidate in one turn.
     pub most_repeats: u32,
-    /// Candidates that take this many times as long as the best one are timed no more.
+    /// Candidates this many times slower than the best one are dropped.
     pub hopeless: f64,
     /// With fewer contenders nothing is measured.
     pub fewest: usize,
@@ -48,7 +48,7 @@ impl Effort {
         compiling: Duration::from_secs(300),
         waiting: Duration::from_secs(60),
     };
-    /// When that is in a rehearsal on an emulated card, which takes its time and whose times say nothing.
+    /// For a rehearsal on an emulated card, which is slow and whose times mean nothing.
     pub const IN_REHEARSAL: Effort = Effort {
         candidates: 2,
         rounds: 2,
@@ -66,7 +66,7 @@ impl Effort {
 enum Standing {
     /// It may win.
     Contender,
-    /// It is too slow to win, and is timed no more.
+    /// Too slow to win, and not timed again.
     Slow,
     /// It failed.
     Out,
@@ -89,7 +89,7 @@ impl Entrant {
     }
 }
 
-/// One round: whose turns, in order, and how many runs each turn times.
+/// One round: the turns in order, and how many runs each turn times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Round {
     /// Who takes part.
@@ -117,8 +117,8 @@ impl Contest {
         Contest { effort, entrants, failures: Vec::new(), rounds: 0, repeats: 1, spent: 0.0 }
     }
 
-    /// A contest of what is worth measuring within that many bytes of workspace, without what hung or was wrong when it
-    /// was measured before.
+    /// A contest of the candidates worth measuring within that many bytes of workspace. Those that hung or were wrong
+    /// in an earlier measurement are left out.
     pub fn of_candidates(
         effort: Effort,
         engine: &GpuEngine,
@@ -151,7 +151,7 @@ impl Contest {
         self.failures.push(format!("{choice}: {first_line}").chars().take(200).collect());
     }
 
-    /// The next round; `None` when everything is measured, or there is nothing to compare. All turns of the round before
+    /// The next round; `None` when everything is measured, or nothing can be compared. All turns of the previous round
     /// must be over: each [`took`](Self::took) its time, or was [left out](Self::leave_out).
     pub fn next_round(&mut self) -> Option<Round> {
         self.drop_hopeless();
@@ -168,7 +168,7 @@ impl Contest {
             let fits = if each > 0.0 { (self.effort.budget - self.spent) / each - 1.0 } else { f64::INFINITY };
             self.repeats = (fits as u32).clamp(1, self.effort.most_repeats);
         }
-        // In turns, and each round begins with another one.
+        // Each round starts with another candidate.
         let first = self.rounds as usize % turns.len();
         turns.rotate_left(first);
         self.rounds += 1;
@@ -183,7 +183,7 @@ impl Contest {
         }
     }
 
-    /// Those that may win, the fastest first.
+    /// The candidates that may win, fastest first.
     pub fn ranked(&self) -> Vec<Choice> {
         let timed = |it: &&Entrant| it.standing == Standing::Contender && !it.seconds.is_empty();
         let mut ranked: Vec<&Entrant> = self.entrants.iter().filter(timed).collect();
@@ -191,12 +191,12 @@ impl Contest {
         ranked.into_iter().map(|it| it.choice).collect()
     }
 
-    /// What everything took that was timed.
+    /// The times of all candidates that were timed.
     pub fn times(&self) -> Vec<Times> {
         self.entrants.iter().filter(|it| !it.seconds.is_empty()).map(Entrant::times).collect()
     }
 
-    /// What everything took that was timed and did not fail.
+    /// The times of all candidates that were timed and did not fail.
     pub fn times_of_sound(&self) -> Vec<Times> {
         let sound = |it: &&Entrant| !it.seconds.is_empty() && it.standing != Standing::Out;
         self.entrants.iter().filter(sound).map(Entrant::times).collect()
@@ -241,8 +241,8 @@ impl Contest {
 }
 
 impl Session {
-    /// Uses the winner of a contest from now on, and keeps it for the next process; what it took. The times of an emulated card are
-    /// a rehearsal's.
+    /// Uses the winner of a contest from now on, stores it for the next process, and returns its time. Times on an
+    /// emulated card are stored as a rehearsal's.
     pub fn take_winner(&self, engine: &GpuEngine, problem: &Problem, contest: &Contest, winner: Choice) -> Option<f64> {
         engine.prefer(problem, winner);
         let tuned = contest.tuned(problem, engine.driver(), winner)?;
@@ -253,8 +253,8 @@ impl Session {
     }
 }
 
-/// Prefers what was measured before to be the fastest on a device, by these kernels; for how many convolutions. An emulated card
-/// goes by rehearsals alone, and a real one never does.
+/// Prefers the kernels that earlier measurements found fastest on a device, and returns for how many convolutions. An
+/// emulated card uses only rehearsals' measurements, and a real card never does.
 pub fn take_tunings(engine: &GpuEngine, store: &Store) -> usize {
     let tunings = store.tunings();
     let ours = |it: &&Tuning| (it.source == RecordSource::Rehearsal) == is_emulated(engine);
@@ -274,7 +274,7 @@ mod tests {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    /// Runs a contest to its end; who ran how often in each round.
+    /// Runs a contest to its end, and returns who ran how often in each round.
     fn play(contest: &mut Contest, seconds: impl Fn(Choice) -> f64) -> Vec<(Vec<Choice>, u32)> {
         let mut rounds = Vec::new();
         while let Some(Round { turns, repeats }) = contest.next_round() {

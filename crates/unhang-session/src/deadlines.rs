@@ -6,11 +6,13 @@ use unhang_watchdog::WatchSettings;
 
 /// Seconds after which a convolution on the accelerator that has not finished is a hang.
 const DEADLINE: f64 = 60.0;
-/// For other work there, this many times that: how long a kernel may take that nobody watches is not known.
+/// The factor for other work there: nobody knows how long an unwatched kernel may take.
 const OUTSIDE: f64 = 10.0;
-/// Seconds for both among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
+/// Seconds for both among several ranks: a rank that waits for another waits on the accelerator, where nothing moves
+/// meanwhile.
 const DEADLINE_TOGETHER: f64 = 1800.0;
-/// Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
+/// Seconds after which a call that has not returned counts as hung although the accelerator is idle: it compiles or
+/// searches.
 const HOST_DEADLINE: f64 = 3600.0;
 
 /// The deadlines that variables name; `say` receives what is wrong with an invalid value.

@@ -1,4 +1,4 @@
-//! A card of this process: our kernels on it, and memory of our own where a caller gives none.
+//! A card as this process uses it: our kernels on it, and our own memory for callers that give none.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -28,20 +28,20 @@ pub struct Device {
     pub ordinal: i32,
     /// Whether it is an RDNA1 card.
     pub affected: bool,
-    /// Whether the runtime takes it for another chip.
+    /// Whether the runtime treats it as another chip.
     pub spoofed: bool,
     /// The card, as canaries know it.
     pub card: Card,
     /// Our kernels on it.
     pub engine: GpuEngine,
-    /// What its canaries found, once for the process.
+    /// Its canaries' verdicts, read once for the process.
     pub canaries: OnceLock<Vec<CanaryFact>>,
     /// Verdicts on first results other than convolutions, by the hash of the request.
     pub(crate) first_results: RwLock<HashMap<u64, Result<(), String>>>,
     scratch: Mutex<Scratches>,
 }
 
-/// HIP's name for a stream of each thread's own: the same number everywhere, and different streams.
+/// HIP's handle for each thread's own stream: one number that means a different stream in each thread.
 const STREAM_PER_THREAD: u64 = 2;
 
 /// Memory of our own for one stream.
@@ -52,11 +52,11 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Its address, of that many bytes at least. Not while a graph is recorded.
+    /// Its address, with at least that many bytes. Not while a graph is recorded.
     pub fn at_least(&mut self, driver: &dyn Driver, bytes: u64) -> Result<u64, GpuError> {
         if self.bytes < bytes {
-            // What was there before may still be in use by work that is queued, and stays allocated. Doubling keeps the sum of it
-            // below what is used.
+            // Queued work may still use the old memory, so it stays allocated. Doubling keeps the sum of it below what
+            // is used.
             let bytes = bytes.next_power_of_two();
             self.address = driver.allocate(bytes as usize)?;
             self.bytes = bytes;
@@ -65,14 +65,14 @@ impl Scratch {
     }
 }
 
-/// A stream, and the thread whose it is where each thread has its own of that name.
+/// A stream; and its thread, if each thread has its own stream under that handle.
 type Lane = (u64, Option<ThreadId>);
 
 /// The memory of each stream.
 #[derive(Default)]
 struct Scratches {
     all: HashMap<Lane, Arc<Mutex<Scratch>>>,
-    /// The threads that have streams of their own here, as long as they live.
+    /// The living threads that have their own streams here.
     threads: HashMap<ThreadId, Weak<()>>,
 }
 
@@ -82,7 +82,7 @@ thread_local! {
 }
 
 impl Scratches {
-    /// The memory of a stream; and that of streams whose threads have ended, which is nobody's any more.
+    /// The memory of a stream, and the memory that threads left behind when they ended.
     fn of(&mut self, stream: u64) -> (Arc<Mutex<Scratch>>, Vec<Arc<Mutex<Scratch>>>) {
         let thread = (stream == STREAM_PER_THREAD).then(|| std::thread::current().id());
         if let Some(known) = self.all.get(&(stream, thread)) {
@@ -105,7 +105,7 @@ impl Scratches {
 }
 
 impl Device {
-    /// Opens a card of AMD's runtime; an error says why our kernels cannot be used on it. `shipped_folder` has the general
+    /// Opens a card of AMD's runtime; an error says why our kernels cannot use it. `shipped_folder` has the general
     /// kernels that came with the package.
     pub fn open(
         ordinal: i32,
@@ -146,8 +146,8 @@ impl Device {
         self.canaries.get().is_some_and(|all| all.iter().any(works))
     }
 
-    /// Memory for one stream, kept for the next call. Whoever launches into it holds it until everything is queued: threads that share
-    /// a stream would otherwise put their launches between each other's.
+    /// Memory for one stream, kept for the next call. Hold it until all launches are queued: otherwise threads that
+    /// share a stream could interleave their launches.
     pub fn scratch(&self, stream: u64) -> Arc<Mutex<Scratch>> {
         let (found, left_behind) = locked(&self.scratch).of(stream);
         for old in left_behind {
@@ -160,8 +160,8 @@ impl Device {
         found
     }
 
-    /// Tries the kernels that copy tensors of any strides and planes of 3-d ones, add a bias and sum one: how far off they are, as a share of what is
-    /// allowed. Waits for the device.
+    /// Tries the kernels that copy tensors of any strides and planes of 3-d ones, add a bias and sum one. Returns their
+    /// error as a share of the tolerance. Waits for the device.
     pub fn try_strided(&self) -> Result<f64, GpuError> {
         let (shape, strides): (TensorShape, [usize; 4]) = ([2, 3, 4, 5], [100, 1, 21, 4]);
         let view = View { shape, strides };
@@ -207,7 +207,8 @@ impl Device {
 }
 
 impl Device {
-    /// Tries the kernel that gathers planes of 3-d tensors and puts them back: 0 where every element is right, else infinity.
+    /// Tries the kernel that gathers planes of 3-d tensors and puts them back: 0 if every element is right, otherwise
+    /// infinity.
     fn try_planes(&self) -> Result<f64, GpuError> {
         let volume = Volume::new(VolumeSpecification {
             batch: 2,
@@ -260,7 +261,7 @@ impl Device {
     }
 }
 
-/// Device memory that is given back.
+/// Device memory, freed on drop.
 struct Memory<'a> {
     engine: &'a GpuEngine,
     /// 0 where there is none.

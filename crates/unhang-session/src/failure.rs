@@ -1,4 +1,4 @@
-//! How an engine ends that did not compute, and the switch for tests that makes every result wrong.
+//! Why an engine did not compute, and the test switch that makes every result wrong.
 
 use unhang_engine::{EngineError, Verdict};
 use unhang_gpu::GpuError;
@@ -11,16 +11,16 @@ const WRONG: &str = "UNHANG_MIOPEN_WRONG";
 
 /// Why an engine did not compute.
 pub enum Failure {
-    /// Nothing was begun, and another may.
+    /// It began nothing, and another engine may compute.
     Declined(String),
-    /// It failed, and how that is to be remembered.
+    /// It failed; the verdict says how to remember that.
     Failed(Verdict, String),
     /// There is no memory.
     NoMemory(String),
-    /// An address in the middle of something, which these kernels do not take.
+    /// An unaligned address, which these kernels do not accept.
     Misaligned(String),
-    /// The device has failed for everybody, whoever caused it, or another thread records a graph: nobody else can compute
-    /// now, and nothing is held against the engine.
+    /// The device failed for the whole process, whatever the cause, or another thread records a graph. Nobody else can
+    /// compute now, and the engine is not blamed.
     Device(String),
 }
 

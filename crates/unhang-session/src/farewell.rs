@@ -1,4 +1,5 @@
-//! The end of a process that hangs: kept as evidence, reported, ended. Every step may fail, none may hang.
+//! The end of a process that hangs: record the evidence, report it, end the process. Every step may fail, none may
+//! hang.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,15 +14,15 @@ use unhang_watchdog::{Hang, HangPlace, HangReport};
 
 use crate::subject::Subject;
 
-/// What a hang needs to be told, gathered while all is well.
+/// What the report of a hang needs, gathered while all is well.
 pub struct Farewell {
     /// Where it is kept.
     pub store: Arc<Store>,
     /// What it is filed under.
     pub machine: String,
-    /// Where `unhang run` looks for what happened.
+    /// Where `unhang run` looks for the report.
     pub folder: Option<PathBuf>,
-    /// What the face has to say last, such as where each thread stands.
+    /// What the face adds to the report, such as the stack of each thread.
     pub last: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -78,7 +79,7 @@ fn report_of(hang: &Hang<Subject>) -> HangReport {
     }
 }
 
-/// Standard error without any lock of an interpreter's or of ours; a closed one is no reason not to go on.
+/// Writes to standard error without any lock of an interpreter's or of ours; a closed one does not stop us.
 pub fn say(message: &str) {
     let _ = std::io::stderr().write_all(format!("unhang: {message}\n").as_bytes());
 }

@@ -1,4 +1,4 @@
-//! First results of kernels that compute no convolution: compared with what the CPU computes before one is handed out.
+//! First results of kernels that compute no convolution: compared with the CPU's before the caller gets one.
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
@@ -11,22 +11,22 @@ use crate::failure::Failure;
 use crate::session::Session;
 use crate::talk::say_once as say;
 
-/// A program that sees ever new sizes must not fill its memory with what was found.
+/// A program with ever new sizes must not fill its memory with verdicts.
 const MOST: usize = 10_000;
 
 /// Kernels whose result is asked for.
 pub(crate) struct First<'a, K> {
     /// Their family.
     pub(crate) family: &'a str,
-    /// Everything that tells one first result from another.
+    /// Everything that distinguishes one first result from another.
     pub(crate) key: &'a K,
     /// Where they are to run.
     pub(crate) stream: u64,
 }
 
 impl Session {
-    /// An error unless a result of these kernels was right, here or in an earlier process on this machine. Where none is known
-    /// `try_it` says how far off one is, as a share of what is allowed.
+    /// An error unless a result of these kernels was right, here or in an earlier process on this machine. If none is
+    /// known, `try_it` returns the error of one as a share of the tolerance.
     pub(crate) fn prove<K: Hash + Debug>(
         &self,
         device: &Device,
@@ -49,7 +49,7 @@ impl Session {
         found.map_err(|detail| Failure::Failed(Verdict::Wrong, detail))
     }
 
-    /// Whether a result is right, as the store knows it or as it is found now.
+    /// Whether a result is right: by the store's verdict, or by a trial now.
     fn find<K: Debug>(
         &self,
         device: &Device,
@@ -75,7 +75,7 @@ impl Session {
     }
 }
 
-/// What was found, or `None` if the CPU has to compute. Where the device has failed nobody can.
+/// The verdict, or `None` if the CPU must compute. After a failure of the device nobody can.
 pub(crate) fn or_the_cpu<T>(what: &str, found: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -87,7 +87,7 @@ pub(crate) fn or_the_cpu<T>(what: &str, found: Result<T, Failure>) -> Result<Opt
     }
 }
 
-/// How far a number is off, as a share of what is allowed.
+/// The error of a number as a share of the tolerance.
 pub(crate) fn share(found: f64, right: f64, allowed: f64) -> f64 {
     if found == right || (found.is_nan() && right.is_nan()) {
         return 0.0;

@@ -1,9 +1,9 @@
-//! AMD's devices, opened as the chips that the kernel driver says are there: the runtime may be spoofed.
+//! AMD's devices, opened as the chips that the kernel driver reports: the runtime may be spoofed.
 
 use unhang_gpu::driver::{HipChip, VendorDriver, hip_pci_address};
 use unhang_machine::Machine;
 
-/// The runtime's device of that number; `reported` is what the runtime calls it, where somebody asked. An error says why it
+/// The runtime's device with that number; `reported` is the runtime's name for it, if known. An error says why it
 /// cannot be used.
 pub fn open_hip(ordinal: i32, machine: &Machine, reported: Option<&str>) -> Result<VendorDriver, String> {
     let address = hip_pci_address(ordinal).map_err(|error| error.to_string())?;
@@ -39,7 +39,7 @@ mod tests {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures");
         let chip = |name: &str, address: &str| {
             let system = System::new(&fixtures.join(name), Environment::default());
-            // As if it were this machine: that of a folder is not opened.
+            // Treated as this machine: a folder's devices cannot be opened.
             let mut machine = Machine::inspect(&system);
             machine.described_by = None;
             super::chip(&machine, address, None).unwrap()
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!((found.compute_units, found.clock_mhz, found.bandwidth), (36, 1780, 288_000_000_000));
         let found = chip("rx5700xt-native", "0000:09:00.0");
         assert_eq!((found.compute_units, found.bandwidth), (40, 448_000_000_000));
-        // A kernel that tells less: the model fills it in.
+        // An older kernel reports less: the model fills it in.
         assert_eq!(chip("rx5600xt-rocm5.2", "0000:03:00.0").bandwidth, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Tensors in the host's memory: brought there by the driver, gathered from their strides, and back.
+//! Tensors copied between device and host, and gathered from or scattered to their strides.
 
 use unhang_conv::DataType;
 use unhang_engine::{Elements, ElementsMut, bf16, f16};
@@ -13,7 +13,7 @@ pub enum Numbers {
     F32(Vec<f32>),
     /// Of half precision.
     F16(Vec<f16>),
-    /// Of half precision with the exponent of single precision.
+    /// bfloat16: half the bits, with the exponent of single precision.
     Bf16(Vec<bf16>),
     /// Of double precision.
     F64(Vec<f64>),
@@ -30,7 +30,7 @@ macro_rules! each {
     };
 }
 
-/// The bytes of numbers, of which every pattern is one.
+/// The bytes of numbers; every bit pattern is a number.
 fn bytes_of<T: Copy>(numbers: &mut [T]) -> &mut [u8] {
     // SAFETY: the same memory for as long; only called with the number types above, which have no padding.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
@@ -128,7 +128,7 @@ impl Numbers {
         }
     }
 
-    /// Reads that many elements from the device, when the stream has come to it.
+    /// Reads that many elements from the device once the stream has reached this point.
     ///
     /// # Safety
     /// They must lie there.
@@ -145,7 +145,7 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// Writes them to the device, when the stream has come to it.
+    /// Writes them to the device once the stream has reached this point.
     ///
     /// # Safety
     /// As many must have a place there.
@@ -154,12 +154,13 @@ impl Numbers {
         each!(self, it => unsafe { driver.write(to, bytes_of(it), stream) })
     }
 
-    /// Zeros of the type of others.
+    /// Zeros of the same type.
     pub(crate) fn zeros_like(other: &Numbers, count: usize) -> Numbers {
         Numbers::zeros(other.elements().data_type(), count)
     }
 
-    /// Copies the elements of a view of others into these, in the order of other strides. Both begin at these elements.
+    /// Copies the elements of a view of another tensor into these, in the order of other strides. Both start at the
+    /// given elements.
     pub(crate) fn copy_between(&mut self, from: &Numbers, view: &View, start: (usize, usize), to: [usize; 4]) {
         macro_rules! copy {
             ($($variant:ident),*) => {
@@ -174,7 +175,7 @@ impl Numbers {
         copy!(F32, F16, Bf16, F64);
     }
 
-    /// The elements of a view of these in the order of other strides, without gaps.
+    /// The elements of a view in the order of other strides, without gaps.
     pub fn gathered(&self, view: &View, to: [usize; 4]) -> Numbers {
         macro_rules! gather {
             ($variant:ident, $from:ident) => {{
@@ -191,7 +192,7 @@ impl Numbers {
         }
     }
 
-    /// Puts elements that lie without gaps where a view of these has them; what is between stays.
+    /// Writes densely stored elements to their places in a view; the gaps stay as they are.
     pub fn scatter(&mut self, view: &View, dense: &Numbers, from: [usize; 4]) {
         match (self, dense) {
             (Numbers::F32(to), Numbers::F32(dense)) => walk(view, from, |at, from| to[at] = dense[from]),

@@ -1,5 +1,5 @@
-//! Batch normalisations, and what follows a convolution, on a face's memory: by our kernels in the caller's stream, or on the CPU
-//! through copies.
+//! Batch normalisations, and the steps that follow a convolution, on a face's memory: by our kernels in the caller's
+//! stream, or on the CPU through copies.
 
 use std::sync::PoisonError;
 
@@ -17,11 +17,11 @@ use crate::host::Numbers;
 use crate::placed::{Brought, Memory, Placed, not_while_recording};
 use crate::session::Session;
 
-/// Elements of a first result's trial, and images, where there are more.
+/// The most elements and images of a first result's trial.
 const TRIAL_ELEMENTS: usize = 1 << 20;
 const TRIAL_IMAGES: usize = 4;
 
-/// A normalisation as it was asked for.
+/// A normalisation as the caller asked for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalizing {
     /// What is computed.
@@ -30,9 +30,9 @@ pub struct Normalizing {
     pub per_activation: bool,
     /// The type of the tensors.
     pub data_type: DataType,
-    /// x, the result, and what is added to it or the gradient of y; unused operands may be anything.
+    /// x, the result, and the tensor added to it or the gradient of y; unused operands may be anything.
     pub tensors: [Placed; 3],
-    /// Scale, bias, mean and variance: they lie alike.
+    /// Scale, bias, mean and variance, which share one layout.
     pub parameters: Placed,
     /// Their types.
     pub types: [DataType; 4],
@@ -40,7 +40,7 @@ pub struct Normalizing {
     pub epsilon: f64,
     /// The share of the new statistics in the running ones.
     pub momentum: f64,
-    /// What x and the second operand are multiplied with where statistics are given or none are used.
+    /// The factors for x and the second operand if statistics are given or unused.
     pub factors: [f64; 2],
     /// What follows.
     pub activation: Activation,
@@ -53,8 +53,8 @@ impl Normalizing {
         Normalization { batch, channels, pixels: x.pixels(), per_activation: self.per_activation }
     }
 
-    /// It, on as few images as make a fair trial: all of them would take as much memory again, and seconds. The kernels
-    /// are those that all of them take.
+    /// The same task on as few images as make a fair trial: all of them would need the memory again, and seconds. The
+    /// kernels are the same ones.
     fn of_few_images(&self, compute_units: usize) -> Normalizing {
         let kernels = |it: &Normalizing| {
             [true, false].map(|in_chunks| {
@@ -73,7 +73,7 @@ impl Normalizing {
         fewer.map(few).find(|few| kernels(few) == kernels(self)).unwrap_or(*self)
     }
 
-    /// Whether sizes fit each other; if not, what does not.
+    /// Checks that the sizes match; the error names the one that does not.
     pub fn check(&self) -> Result<(), String> {
         let [x, y, z] = self.tensors;
         if x.elements() == 0 || x.sizes != y.sizes || x.sizes != z.sizes {
@@ -90,7 +90,7 @@ impl Normalizing {
         Err(format!("parameters of {:?} for tensors of {:?}", self.parameters.sizes, x.sizes))
     }
 
-    /// As our kernels take it; `None` if one of its tensors is otherwise.
+    /// The task as our kernels take it; `None` if they do not support one of its tensors.
     fn task(&self) -> Option<Task> {
         let [x, y, z] = self.tensors.map(|it| it.as_planes());
         let parameters = self.parameters.as_planes()?;
@@ -110,11 +110,11 @@ impl Normalizing {
         })
     }
 
-    /// Everything that tells one first result from another: sizes, strides, types, and which of the operands are there. Numbers such as
-    /// the momentum are not in it: they may be others in each call.
+    /// Everything that distinguishes one first result from another: sizes, strides, types, and which operands are
+    /// present. Numbers such as the momentum may differ from call to call and are left out.
     fn key(&self, at: &Buffers) -> Key {
         let places = places(at);
-        // Operands that are not there, and a result in the place of another one.
+        // Missing operands, and a result stored over another operand.
         let marks = places.map(|place| u8::from(place != 0) + 2 * u8::from(place != 0 && place == at.y));
         Key {
             operation: self.operation,
@@ -128,7 +128,7 @@ impl Normalizing {
         }
     }
 
-    /// One channel of it, and where that is.
+    /// The task on one channel, and that channel's offsets.
     fn channel(&self, channel: usize, at: &Buffers) -> (Normalizing, Buffers) {
         let mut one = *self;
         one.tensors.iter_mut().for_each(|it| it.sizes[1] = 1);
@@ -143,7 +143,7 @@ impl Normalizing {
         (one, from_places(places))
     }
 
-    /// The types of all operands and how they lie, in the order of [`places`].
+    /// The types and layouts of all operands, in the order of [`places`].
     fn operands(&self) -> [(DataType, Placed); 12] {
         let ([x, y, z], p, [scale, bias, mean, variance]) = (self.tensors, self.parameters, self.types);
         let tensors = [x, y, z].map(|it| (self.data_type, it));
@@ -151,14 +151,14 @@ impl Normalizing {
         std::array::from_fn(|at| if at < 3 { tensors[at] } else { parameters[at - 3] })
     }
 
-    /// Whether its result leaps where its operands change a little.
+    /// Whether its result is discontinuous: a small change of an operand may change it by a lot.
     fn leaps(&self) -> bool {
         use ActivationKind::{Identity, Logistic, SoftRelu, Tanh};
         let is_backward = matches!(self.operation, Operation::Backward | Operation::BackwardAnew);
         is_backward && !matches!(self.activation.kind, Identity | Logistic | Tanh | SoftRelu)
     }
 
-    /// What makes its result wrong, in place.
+    /// Makes its result wrong, in place.
     fn spoiling(&self) -> Normalizing {
         let [_, y, _] = self.tensors;
         Normalizing {
@@ -184,7 +184,7 @@ struct Key {
     marks: [u8; 12],
 }
 
-/// Addresses of all operands but the workspace. Those that are written are the second and from the seventh on.
+/// The addresses of all operands except the workspace. The second, and those from the seventh on, are written.
 fn places(at: &Buffers) -> [u64; 12] {
     let [running, gradients] = [[at.running_mean, at.running_variance], [at.scale_gradient, at.bias_gradient]];
     let Buffers { x, y, z, addend, scale, bias, mean, variance, .. } = *at;
@@ -198,7 +198,8 @@ fn from_places(places: [u64; 12]) -> Buffers {
     Buffers { running_mean, running_variance, scale_gradient, bias_gradient, ..given }
 }
 
-/// Computes a normalisation: by our kernels where their canary has passed and their first result was right, else on the CPU.
+/// Computes a normalisation: by our kernels if their canary passed and their first result was right, otherwise on the
+/// CPU.
 ///
 /// # Safety
 /// Device memory as the descriptions say must lie at the buffers, until the stream has come behind it.
@@ -227,7 +228,7 @@ pub unsafe fn normalize(
     }
 }
 
-/// Kernels for it that are loaded and of which a result was right; `None` if the CPU has to compute.
+/// Its kernels, loaded and with a first result that was right; `None` if the CPU must compute.
 fn prepare(
     session: &Session,
     device: &Device,
@@ -249,7 +250,7 @@ fn prepare(
 
 /// The launches of a task, with their kernels.
 fn load(device: &Device, task: &Task, stream: u64) -> Result<LoadedLaunches, Failure> {
-    // A recorded graph may be replayed at any time: it must not use memory that other calls use.
+    // A recorded graph may be replayed at any time, so it must not share memory with other calls.
     let in_chunks = !device.engine.driver().is_capturing(stream)?;
     load_in(device, task, in_chunks, stream)
 }
@@ -278,7 +279,7 @@ unsafe fn launch(device: &Device, loaded: &LoadedLaunches, at: &Buffers, stream:
     unsafe { engine.launch_normalization(loaded, &Buffers { workspace, ..*at }, stream) }.map_err(Failure::from)
 }
 
-/// On the host: copied there, computed by the definition, and copied back.
+/// Computes it on the host: copies the tensors there, computes by the definition, and copies the results back.
 ///
 /// # Safety
 /// As [`normalize`].
@@ -320,7 +321,7 @@ impl<'a> OnHost<'a> {
         self.brought(self.what.data_type, placed, from).map(|brought| brought.all())
     }
 
-    /// A value for each unit; `otherwise` for all of them where there is no such parameter.
+    /// A value for each unit; `otherwise` for all of them if the parameter is missing.
     fn parameter(&self, from: u64, data_type: DataType, otherwise: f64) -> Result<Vec<f64>, Failure> {
         match from {
             0 => Ok(vec![otherwise; self.what.sizes().units()]),
@@ -328,7 +329,7 @@ impl<'a> OnHost<'a> {
         }
     }
 
-    /// Writes a tensor, if it is wanted.
+    /// Writes a tensor if the caller wants it.
     fn write(&self, placed: Placed, data_type: DataType, to: u64, values: &[f64]) -> Result<(), Failure> {
         if to == 0 {
             return Ok(());
@@ -413,8 +414,8 @@ impl<'a> OnHost<'a> {
     }
 }
 
-/// Small normalisations of every kind: type, layout, operation; some are large enough to be divided. On an emulated card those of single
-/// precision alone: it takes a thousand times as long.
+/// Small normalisations of every kind: type, layout, operation; some are large enough to be divided. An emulated card,
+/// a thousand times slower, gets only those in single precision.
 fn trials(is_emulated: bool) -> Vec<Normalizing> {
     let mut trials = Vec::new();
     let types = [DataType::F32, DataType::F16, DataType::Bf16, DataType::F64];
@@ -461,7 +462,7 @@ fn trials(is_emulated: bool) -> Vec<Normalizing> {
 }
 
 impl Device {
-    /// Compiles and loads the kernels for normalisations: before somebody waits for what they compute.
+    /// Compiles and loads the kernels for normalisations before somebody waits for their results.
     pub(crate) fn prepare_normalizations(&self) -> Result<(), GpuError> {
         for in_chunks in [false, true] {
             for trial in trials(self.engine.driver().description().is_emulated()) {
@@ -472,13 +473,13 @@ impl Device {
         Ok(())
     }
 
-    /// Tries the kernels for normalisations: how far off they are of what the CPU computes, as a share of what is allowed. Waits for the
-    /// device.
+    /// Tries the kernels for normalisations, and returns their largest difference from the CPU's results as a share of
+    /// the tolerance. Waits for the device.
     pub(crate) fn try_normalizations(&self) -> Result<f64, String> {
         let mut worst = 0.0f64;
         let is_emulated = self.engine.driver().description().is_emulated();
         for (seed, trial) in trials(is_emulated).into_iter().enumerate() {
-            // Everything is there, each by itself.
+            // Every operand is present and has its own memory.
             let mut all: [u64; 12] = std::array::from_fn(|at| at as u64 + 1);
             if trial.operation == Operation::BackwardAnew {
                 all[6..8].fill(0);
@@ -490,8 +491,9 @@ impl Device {
         Ok(worst)
     }
 
-    /// Computes a normalisation on numbers of our own, with the operands that `like` has, and compares some channels with what the CPU
-    /// computes: how far off they are, as a share of what is allowed. As it is computed in a recorded graph too, where that is otherwise.
+    /// Computes a normalisation on generated numbers with the operands that `like` has, and compares some channels with
+    /// the CPU's results: the largest difference as a share of the tolerance. If a recorded graph takes another path,
+    /// tries that too.
     fn try_normalization(
         &self,
         trial: &Normalizing,
@@ -529,7 +531,7 @@ impl Device {
         Ok(worst)
     }
 
-    /// Memory for the operands that `like` has; where two of those are one, so are these.
+    /// Memory for the operands that `like` has; operands that share memory there share it here.
     fn place(&self, trial: &Normalizing, like: &Buffers, memory: &mut Memory<'_>) -> Result<Buffers, Failure> {
         let (wanted, kinds) = (places(like), trial.operands());
         let mut found = [0; 12];
@@ -544,7 +546,7 @@ impl Device {
         Ok(from_places(found))
     }
 
-    /// Writes numbers of our own.
+    /// Writes generated numbers.
     ///
     /// # Safety
     /// Memory of a trial's sizes.
@@ -564,7 +566,7 @@ impl Device {
         Ok(())
     }
 
-    /// What was written of one channel: the result, statistics and gradients.
+    /// The results of one channel: output, statistics and gradients.
     fn outputs(&self, trial: &Normalizing, channel: usize, at: &Buffers) -> Result<Outputs, Failure> {
         let (one, at) = trial.channel(channel, at);
         let (places, kinds) = (places(&at), one.operands());
@@ -579,22 +581,22 @@ impl Device {
     }
 }
 
-/// Types and numbers of what was written.
+/// The types and numbers of the results.
 type Outputs = Vec<(DataType, Vec<f64>)>;
 
-/// How far what was found is off, as a share of what is allowed.
+/// The largest error as a share of the tolerance.
 fn share(trial: &Normalizing, found: &[Outputs], right: &[Outputs]) -> f64 {
     let mut worst = 0.0f64;
     for output in 0..right.first().map_or(0, Vec::len) {
         let all = || right.iter().flat_map(|channel| &channel[output].1);
         let data_type = right[0][output].0;
-        // The numbers are of about that size: where all of them are nearly zero it is by chance.
+        // The expected size of the numbers: if all of them are nearly zero, that is by chance.
         let largest = all().filter(|it| it.is_finite()).fold(1.0f64, |most, it| most.max(it.abs()));
         let allowed = tolerance::canary(data_type) * largest;
         let pairs = found.iter().flat_map(|channel| &channel[output].1).zip(all());
         let shares: Vec<f64> = pairs.map(|(&found, &right)| first::share(found, right, allowed)).collect();
         let off = shares.iter().filter(|share| **share > 1.0).count();
-        // Beside a leap rounding decides, for few elements.
+        // Next to a discontinuity, rounding decides a few elements.
         if output == 0 && trial.leaps() && off * 1000 <= shares.len() {
             continue;
         }

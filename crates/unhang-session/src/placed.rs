@@ -1,4 +1,4 @@
-//! Tensors of up to three axes of space as they lie on a device: brought to the host and back, and memory to try kernels on.
+//! Tensors of up to three axes of space on a device: copied to the host and back, and memory to try kernels on.
 
 use unhang_conv::DataType;
 use unhang_gpu::GpuEngine;
@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::failure::Failure;
 use crate::host::Numbers;
 
-/// A tensor of images, channels and up to three axes of space, as it is in memory.
+/// A tensor of images, channels and up to three axes of space, with its place in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Placed {
     /// Its sizes.
@@ -26,12 +26,12 @@ impl Placed {
         self.sizes.iter().product()
     }
 
-    /// From the first element to behind the last, in elements.
+    /// The elements from the first to past the last.
     pub(crate) fn span(&self) -> usize {
         1 + self.sizes.iter().zip(self.strides).map(|(&size, stride)| (size - 1) * stride).sum::<usize>()
     }
 
-    /// Its strides if its axes of space are as good as one.
+    /// Its strides, if its axes of space can be treated as one.
     pub(crate) fn as_planes(&self) -> Option<Strides> {
         let mut space = (2..5).rev().filter(|&axis| self.sizes[axis] > 1);
         let last = space.next();
@@ -46,7 +46,7 @@ impl Placed {
         Some(Strides { image: self.strides[0], channel: self.strides[1], pixel })
     }
 
-    /// Where an element is, counted in the order of the axes.
+    /// The offset of an element, counted in the order of the axes.
     pub(crate) fn place(&self, mut at: usize) -> usize {
         let mut place = 0;
         for axis in (0..5).rev() {
@@ -57,7 +57,7 @@ impl Placed {
     }
 }
 
-/// An error where a stream records a graph, for whoever copies to the host.
+/// An error if a stream records a graph, for callers that copy to the host.
 pub(crate) fn not_while_recording(engine: &GpuEngine, stream: u64) -> Result<(), Failure> {
     if engine.driver().is_capturing(stream)? {
         let reason = "a graph is being recorded, and copies to the host cannot be part of one: run it once before";
@@ -66,14 +66,14 @@ pub(crate) fn not_while_recording(engine: &GpuEngine, stream: u64) -> Result<(),
     Ok(())
 }
 
-/// Numbers of a tensor on the device, and where each of its elements is among them.
+/// The numbers of a tensor on the device, and the place of each element among them.
 pub(crate) struct Brought {
     numbers: Numbers,
     placed: Placed,
 }
 
 impl Brought {
-    /// Reads a tensor, when the stream has come to it.
+    /// Reads a tensor once the stream has reached this point.
     ///
     /// # Safety
     /// They must lie there.
@@ -94,7 +94,7 @@ impl Brought {
         (0..self.placed.elements()).map(|at| self.numbers.get(self.placed.place(at))).collect()
     }
 
-    /// Puts elements in their places and writes them back. What is between the elements of a tensor with gaps is not ours to change.
+    /// Puts elements in their places and writes them back. The gaps of a tensor are not ours to change.
     ///
     /// # Safety
     /// The tensor must still lie there.
@@ -111,7 +111,7 @@ impl Brought {
     }
 }
 
-/// Device memory that is given back.
+/// Device memory, freed on drop.
 pub(crate) struct Memory<'a> {
     device: &'a Device,
     places: Vec<u64>,

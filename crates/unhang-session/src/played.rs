@@ -21,11 +21,11 @@ use crate::session::Session;
 /// A stream that records a graph.
 pub(crate) const RECORDING: u64 = 7;
 
-/// What a kernel does with the addresses that it is given.
+/// What a kernel does with its addresses.
 pub(crate) type Play = fn(&[*mut c_void]);
 
-/// A device whose kernels do `play`, or do not compile without it; how often they were launched; and a session that knows
-/// nothing of their results.
+/// A device whose kernels do `play`, or fail to compile without it; a counter of their launches; and a session without
+/// any verdict on them.
 pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
     let launches = Arc::new(AtomicUsize::new(0));
     let description = Description {
@@ -56,7 +56,7 @@ pub(crate) fn session() -> Session {
     Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
 }
 
-/// Memory of the host for numbers, which stays.
+/// Host memory for numbers, never freed.
 pub(crate) fn place(numbers: &[f32]) -> u64 {
     numbers.to_vec().leak().as_mut_ptr() as u64
 }

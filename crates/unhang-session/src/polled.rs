@@ -1,5 +1,5 @@
-//! A contest that goes on by a step at each call of a program, and waits for nothing: candidates are compiled in the background,
-//! rounds are put into the stream behind the program's own work, and what a round took is read at the next call.
+//! A contest that advances by one step at each call of a program and never waits: candidates compile in the background,
+//! rounds are queued behind the program's own work, and the next call reads the times.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use unhang_gpu::{GpuEngine, GpuError, Prepared, Timing};
 
 use crate::contest::Contest;
 
-/// What candidates are loaded and timed by.
+/// Loads and times candidates.
 pub trait Measuring {
     /// A candidate that is loaded.
     type Kernel;
     /// A measurement in a stream.
     type Timing;
 
-    /// Loads a candidate; `None` while it is still being compiled.
+    /// Loads a candidate; `None` while it compiles.
     fn load(&self, choice: Choice) -> Result<Option<Self::Kernel>, GpuError>;
 
-    /// Seconds of one run; none as long as the device has not reached it.
+    /// The seconds of one run; `None` until the device has reached it.
     fn seconds(&self, timing: &Self::Timing) -> Result<Option<f64>, GpuError>;
 
-    /// Gives a measurement back that was read.
+    /// Frees a measurement that was read.
     fn forget(&self, timing: Self::Timing) -> Result<(), GpuError>;
 }
 
@@ -50,35 +50,35 @@ impl Measuring for OnGpu<'_> {
     }
 }
 
-/// What a contest asks for next.
+/// What to do next for a contest.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next<K> {
-    /// Nothing yet: candidates are being compiled, or the device has not reached the last round.
+    /// Nothing yet: candidates compile, or the device has not reached the last round.
     Wait,
-    /// One round: whose turns, in order, and how many runs each turn times.
+    /// Run one round: the turns in order, and how many runs each turn times.
     Measure(Vec<(Choice, K)>, u32),
-    /// Everything is measured: the fastest of these, the fastest first, whose result is right has won.
+    /// Everything is measured: of these, fastest first, the first whose result is right wins.
     Decide(Vec<(Choice, K)>),
     /// There is nothing to compare.
     Over,
 }
 
-/// A contest and what is under way for it.
+/// A contest and its pending work.
 pub struct PolledContest<K, T> {
     contest: Contest,
     loaded: Vec<(Choice, K)>,
     waiting: VecDeque<(Choice, T)>,
-    /// When it began, and then when the last round did.
+    /// The start of the contest, then of the last round.
     since: Instant,
 }
 
 impl<K: Clone, T> PolledContest<K, T> {
-    /// A contest whose candidates are being compiled from now on.
+    /// A contest whose candidates start compiling now.
     pub fn new(contest: Contest) -> PolledContest<K, T> {
         PolledContest { contest, loaded: Vec::new(), waiting: VecDeque::new(), since: Instant::now() }
     }
 
-    /// Who takes part, and what they took so far.
+    /// The contestants and their times so far.
     pub fn contest(&self) -> &Contest {
         &self.contest
     }
@@ -88,7 +88,7 @@ impl<K: Clone, T> PolledContest<K, T> {
         self.contest.leave_out(choice, why);
     }
 
-    /// What is to be done now. An error means that it is over.
+    /// What to do now. An error ends the contest.
     pub fn next(&mut self, by: &impl Measuring<Kernel = K, Timing = T>) -> Result<Next<K>, String> {
         if self.contest.rounds() == 0 && self.contest.contenders().len() < 2 {
             return Ok(Next::Over);
@@ -104,12 +104,12 @@ impl<K: Clone, T> PolledContest<K, T> {
         Ok(if is_measured { Next::Decide(self.with_kernels(self.contest.ranked())) } else { Next::Over })
     }
 
-    /// Lets go of the candidates: it is over.
+    /// Drops the candidates: the contest is over.
     pub fn end(&mut self) {
         self.loaded.clear();
     }
 
-    /// A turn of the round was put into the stream.
+    /// Notes that a turn of the round is queued.
     pub fn queued(&mut self, choice: Choice, timing: T) {
         self.waiting.push_back((choice, timing));
     }
@@ -119,7 +119,7 @@ impl<K: Clone, T> PolledContest<K, T> {
         choices.iter().filter_map(loaded).collect()
     }
 
-    /// Loads what is compiled; whether everything is loaded that takes part.
+    /// Loads what has compiled; true if every contestant is loaded.
     fn load(&mut self, by: &impl Measuring<Kernel = K, Timing = T>) -> bool {
         let limit = self.contest.effort().compiling;
         for choice in self.contest.contenders() {
@@ -138,7 +138,7 @@ impl<K: Clone, T> PolledContest<K, T> {
         true
     }
 
-    /// Takes the times of the last round; whether no time is still awaited.
+    /// Takes the times of the last round; true if none is missing.
     fn read(&mut self, by: &impl Measuring<Kernel = K, Timing = T>) -> Result<bool, String> {
         let limit = self.contest.effort().waiting;
         while let Some((choice, timing)) = self.waiting.pop_front() {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::contest::Effort;
 
-    /// A compiler and a device that are done when the test says so.
+    /// A compiler and a device that finish when the test says so.
     #[derive(Default)]
     struct Played {
         is_compiled: Cell<bool>,

@@ -12,7 +12,7 @@ use crate::host::Numbers;
 use crate::placed::{Brought, Memory, Placed, not_while_recording};
 use crate::session::Session;
 
-/// Whether sizes are those of a pooling; if not, what is wrong.
+/// Checks the sizes of a pooling; the error says what is wrong.
 fn check(task: &Task, at: &Buffers) -> Result<(), String> {
     let Pooling { kind, batch, channels, input, output, window, stride, .. } = task.sizes;
     let sizes = [input, output, window, stride].concat();
@@ -29,7 +29,7 @@ fn check(task: &Task, at: &Buffers) -> Result<(), String> {
     Ok(())
 }
 
-/// Computes a pooling: by our kernels where their canary has passed and their first result was right, else on the CPU.
+/// Computes a pooling: by our kernels if their canary passed and their first result was right, otherwise on the CPU.
 ///
 /// # Safety
 /// Device memory as the task says must lie at the buffers, until the stream has come behind it.
@@ -50,7 +50,7 @@ pub unsafe fn pool(session: &Session, device: &Device, task: &Task, at: &Buffers
     }
 }
 
-/// The kernel for it, loaded, of which a result was right; `None` if the CPU has to compute.
+/// Its kernel, loaded and with a first result that was right; `None` if the CPU must compute.
 fn prepare(
     session: &Session,
     device: &Device,
@@ -80,17 +80,17 @@ fn prepare(
     first::or_the_cpu("a pooling", found)
 }
 
-/// Elements of a first result's trial, where there is more than one image.
+/// The most elements of a first result's trial, if there is more than one image.
 const TRIAL_ELEMENTS: usize = 1 << 20;
 
-/// The task on as few images as make a fair trial: all of them would take as much memory again, and seconds.
+/// The task on as few images as make a fair trial: all of them would need the memory again, and seconds.
 fn of_few_images(task: &Task) -> Task {
     let of_image = task.sizes.inputs().max(task.sizes.outputs()) / task.sizes.batch;
     let batch = task.sizes.batch.min(TRIAL_ELEMENTS.div_ceil(of_image));
     Task { sizes: Pooling { batch, ..task.sizes }, ..*task }
 }
 
-/// Everything that tells one first result from another.
+/// Everything that distinguishes one first result from another.
 #[derive(Debug, Hash)]
 struct Key {
     sizes: Pooling,
@@ -116,7 +116,7 @@ unsafe fn launch(engine: &GpuEngine, loaded: &LoadedLaunch, at: &Buffers, stream
     unsafe { engine.launch_pooling(loaded, at, stream) }.map_err(Failure::from)
 }
 
-/// One channel of one image, and where that is.
+/// The task on one channel of one image, and its offsets.
 fn plane(task: &Task, plane: usize, at: &Buffers) -> (Task, Buffers) {
     let (image, channel) = (plane / task.sizes.channels, plane % task.sizes.channels);
     let one = Task { sizes: Pooling { batch: 1, channels: 1, ..task.sizes }, ..*task };
@@ -142,7 +142,7 @@ fn placed(task: &Task) -> [Placed; 2] {
     [one(input, task.x), one(output, task.y)]
 }
 
-/// On the host: copied there, computed by the definition, and copied back.
+/// Computes it on the host: copies the tensors there, computes by the definition, and copies the results back.
 ///
 /// # Safety
 /// As [`pool`].
@@ -183,8 +183,8 @@ unsafe fn on_host(engine: &GpuEngine, task: &Task, at: &Buffers, stream: u64) ->
     unsafe { before.write(engine, &result, at.to, stream) }
 }
 
-/// Small poolings of every kind: type, layout, direction, windows in the image and over its edges. On an emulated card those of single
-/// precision alone: it takes a thousand times as long.
+/// Small poolings of every kind: type, layout, direction, windows inside the image and across its edges. An emulated
+/// card, a thousand times slower, gets only those in single precision.
 fn trials(is_emulated: bool) -> Vec<Task> {
     let mut trials = Vec::new();
     let types = [DataType::F32, DataType::F16, DataType::Bf16, DataType::F64];
@@ -218,7 +218,7 @@ fn trials(is_emulated: bool) -> Vec<Task> {
 }
 
 impl Device {
-    /// Compiles and loads the kernels for poolings: before somebody waits for what they compute.
+    /// Compiles and loads the kernels for poolings before somebody waits for their results.
     pub(crate) fn prepare_poolings(&self) -> Result<(), GpuError> {
         for trial in trials(self.engine.driver().description().is_emulated()) {
             Launch::new(&trial).map(|launch| self.engine.load_pooling(launch, 0)).transpose()?;
@@ -226,7 +226,8 @@ impl Device {
         Ok(())
     }
 
-    /// Tries the kernels for poolings: how far off they are of what the CPU computes, as a share of what is allowed. Waits for the device.
+    /// Tries the kernels for poolings, and returns their largest difference from the CPU's results as a share of the
+    /// tolerance. Waits for the device.
     pub(crate) fn try_poolings(&self) -> Result<f64, String> {
         let trials = trials(self.engine.driver().description().is_emulated());
         trials.iter().enumerate().try_fold(0.0f64, |worst, (seed, trial)| {
@@ -235,8 +236,8 @@ impl Device {
         })
     }
 
-    /// Computes a pooling on numbers of our own and compares some channels of some images with what the CPU computes: how far off they
-    /// are, as a share of what is allowed.
+    /// Computes a pooling on generated numbers and compares some channels of some images with the CPU's results: the
+    /// largest difference as a share of the tolerance.
     fn try_pooling(&self, trial: &Task, has_indices: bool, planes: &[usize], seed: u64) -> Result<f64, Failure> {
         let mut memory = Memory::new(self);
         let [x, y] = placed(trial);
@@ -248,7 +249,7 @@ impl Device {
             to: memory.allocate(to.span() * size)?,
             indices: if has_indices { memory.allocate(index_bytes)? } else { 0 },
         };
-        // What a forward pass would have found, in each channel the same.
+        // The indices that a forward pass would have found, the same in each channel.
         let one = Pooling { batch: 1, channels: 1, ..trial.sizes };
         let numbers = Numbers::random(trial.data_type, one.inputs(), seed);
         let (_, indices) = one.forward(&(0..numbers.len()).map(|at| numbers.get(at)).collect::<Vec<_>>());

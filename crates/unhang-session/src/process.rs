@@ -1,5 +1,5 @@
-//! From a call to what computes it: settings, cards, canaries and plans of a process whose face hands over memory and a
-//! stream. Made with the first convolution.
+//! From a call to the engine that computes it: settings, cards, canaries and plans of a process whose face hands over
+//! memory and a stream. Created with the first convolution.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -28,14 +28,14 @@ use crate::view::Convolution;
 use crate::volume_route::{Asked, VolumeConvolution, VolumeRoute};
 use crate::watchdog::{Watchdog, WatchedCall};
 
-/// A program that sees ever new sizes must not fill its memory with plans.
+/// A program with ever new sizes must not fill its memory with plans.
 const MOST_ROUTES: usize = 10_000;
 /// Switches everything off.
 const DISABLE: &str = "UNHANG_DISABLE";
 
 /// What a face must provide.
 pub trait Face: Send + Sync {
-    /// What a decision is kept under: everything that tells one call from another.
+    /// The key of a decision: everything that distinguishes one call from another.
     type Key: Copy + Eq + Hash + Send + Sync;
 
     /// The number of the device on which the calling thread computes.
@@ -47,29 +47,29 @@ pub trait Face: Send + Sync {
     /// Where the general kernels of the package lie.
     fn shipped_kernels(&self) -> Option<PathBuf>;
 
-    /// The kernel families that are tried, and so the only ones that are used; all where none are named.
+    /// The kernel families to try, which are the only ones used; all of them if none is named.
     fn only_families(&self) -> Option<Vec<String>>;
 
-    /// Has kernel families of a device tried in a child process with a deadline: [`try_families_of`].
+    /// Tries kernel families of a device in a child process with a deadline: [`try_families_of`].
     fn try_in_child(&self, device: i32, families: &[String], deadline: Duration) -> Families;
 
-    /// Who asks, for the sums at the end.
+    /// The caller's file, for the totals at the end.
     fn caller(&self) -> String;
 
-    /// The watchdog of this process, where one is wanted.
+    /// The watchdog of this process, if one is wanted.
     fn watchdog(&self, session: &Session) -> Option<&'static Watchdog>;
 }
 
 /// What a call leads to.
 #[derive(Clone)]
 pub enum Decision {
-    /// The vendor's library computes; what it is, where that is known.
+    /// The vendor's library computes; the convolution, if known.
     Forward(Option<Arc<Subject>>),
     /// Nobody does.
     Refuse,
     /// We do.
     Ours(Arc<Route>),
-    /// We do, in three axes of space.
+    /// We compute a 3-d convolution.
     Volume(Arc<VolumeRoute>),
 }
 
@@ -89,13 +89,14 @@ pub struct Process<F: Face> {
     id: u32,
     session: Session,
     settings: ProcessSettings,
-    /// Whether everything is the vendor's, whatever it is.
+    /// Whether everything goes to the vendor's library.
     is_passive: bool,
     devices: Mutex<HashMap<i32, Result<Arc<Device>, String>>>,
     routes: RwLock<HashMap<F::Key, Decision>>,
-    /// What was planned as ours once, by its hash: the vendor's library has not searched for it, and would not execute it.
+    /// The hashes of calls that were once planned as ours: the vendor's library has not searched for them, so it would
+    /// not execute them.
     answered: RwLock<HashSet<u64>>,
-    /// What routes computed that are not kept any more.
+    /// The counts of routes that were dropped.
     retired: Mutex<Totals>,
 }
 
@@ -103,7 +104,7 @@ fn is_set(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| !value.is_empty() && value != "0")
 }
 
-/// The settings that the variables name; what is invalid is said and left out.
+/// The settings from variables; an invalid one is reported and ignored.
 fn settings() -> ProcessSettings {
     let text = std::env::var("UNHANG_SETTINGS").unwrap_or_default();
     let mut settings = ProcessSettings::from_token(&text).unwrap_or_else(|error| {
@@ -122,8 +123,8 @@ fn settings() -> ProcessSettings {
     settings
 }
 
-/// The families that a canary tries on a device behind a face, what serves every convolution first. Copies and biases are one
-/// of them, normalisations and poolings others.
+/// The families that a canary tries on a device behind a face, most general first. Copies and biases are one of them,
+/// normalisations and poolings others.
 fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
     let mut families = proof::families(&device.engine);
     families.extend(PARTS.map(|name| Family { name: name.to_owned(), tries: Vec::new() }));
@@ -143,7 +144,7 @@ pub fn try_families_of(device: &Device, wanted: &[String]) {
         pooling::FAMILY => device.try_poolings(),
         _ => device.try_strided().map_err(|error| error.to_string()),
     };
-    // What goes wrong here goes wrong again where the family is tried, and is said there.
+    // An error here happens again in the family's trial, which reports it.
     for family in &families {
         let _ = match family.name.as_str() {
             normalization::FAMILY => device.prepare_normalizations(),
@@ -155,8 +156,8 @@ pub fn try_families_of(device: &Device, wanted: &[String]) {
 }
 
 impl<F: Face> Process<F> {
-    /// What this process knows, from the machine and the variables. `software` names the vendor's library, as
-    /// `unhang probe` does; `is_off` leaves everything to it.
+    /// What this process knows, from the machine and the variables. `software` names the vendor's library, as `unhang
+    /// probe` does; `is_off` leaves everything to that library.
     pub fn new(software: &str, is_off: bool, face: impl FnOnce(&Machine) -> F) -> Process<F> {
         let machine = Machine::inspect(&System::host());
         let face = face(&machine);
@@ -168,7 +169,7 @@ impl<F: Face> Process<F> {
         }
         let fingerprint = machine.fingerprint(Some(software));
         let session = Session::new(machine, fingerprint, store);
-        // A machine without an affected card, nothing asked for and nothing known: the vendor is left alone, at no cost.
+        // Without an affected card, a setting or evidence, the vendor's library is left alone, at no cost.
         let nothing_known = session.evidence(false).records().next().is_none();
         let is_auto = settings.plan.strategy == Strategy::Auto;
         let is_passive = is_off || (!session.machine().affected() && is_auto && nothing_known);
@@ -185,7 +186,7 @@ impl<F: Face> Process<F> {
         }
     }
 
-    /// Whether it is this process's; a forked child has its parent's runtime.
+    /// Whether it belongs to this process; a forked child has its parent's runtime.
     pub fn is_own(&self) -> bool {
         self.id == std::process::id()
     }
@@ -205,8 +206,8 @@ impl<F: Face> Process<F> {
         &self.settings
     }
 
-    /// What a call leads to: one look-up in memory where it was seen before. `asked` is what it asks for, or why our
-    /// engines do not know it.
+    /// The decision for a call: one look-up in memory if the call is known. `asked` is the convolution, or why our
+    /// engines do not support it.
     pub fn decide(&self, key: F::Key, asked: impl FnOnce() -> Result<Asked, String>) -> Decision {
         if self.settings.cache_decisions
             && let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key)
@@ -226,8 +227,8 @@ impl<F: Face> Process<F> {
         self.keep(key, decision)
     }
 
-    /// Keeps a decision. One that stands already and says the same stays, with what was loaded and counted for it: two threads may
-    /// plan one call, and without a cache of decisions each call is planned.
+    /// Stores a decision. An equal one that is stored already stays, with its loaded kernels and counts: two threads
+    /// may plan one call, and without a cache of decisions each call is planned.
     fn keep(&self, key: F::Key, decision: Decision) -> Decision {
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
         if routes.len() >= MOST_ROUTES && !routes.contains_key(&key) {
@@ -255,7 +256,8 @@ impl<F: Face> Process<F> {
         known.clone()
     }
 
-    /// What becomes of what our engines do not know: on an affected card nothing unproven of the vendor's runs.
+    /// The decision for a call that our engines do not support: on an affected card nothing unproven of the vendor's
+    /// runs.
     pub fn not_ours(&self, reason: &str) -> Decision {
         if !self.is_endangered() {
             return Decision::Forward(None);
@@ -264,7 +266,7 @@ impl<F: Face> Process<F> {
         Decision::Refuse
     }
 
-    /// Whether the card that would compute now is an RDNA1 card.
+    /// Whether the current card is an RDNA1 card.
     pub fn is_endangered(&self) -> bool {
         self.session.machine().affected() && self.device_now().map_or(true, |device| device.affected)
     }
@@ -292,7 +294,7 @@ impl<F: Face> Process<F> {
         known.clone()
     }
 
-    /// Plans a call. `was_ours`: a search before this was answered by us, so that the vendor's library has not searched.
+    /// Plans a call. `was_ours`: we answered an earlier search for it, so the vendor's library has not searched.
     fn plan(&self, ordinal: i32, convolution: Convolution, was_ours: bool) -> Decision {
         let device = match self.device(ordinal) {
             Ok(device) => device,
@@ -313,7 +315,7 @@ impl<F: Face> Process<F> {
         }
     }
 
-    /// Who computes a convolution of this face's, in which order.
+    /// The engines for a convolution of this face, in order.
     fn engines_for(&self, ordinal: i32, device: &Arc<Device>, problem: &Problem) -> (Vec<EngineName>, Plan) {
         let situation = self.situation(device);
         let plan = self.session.plan(problem, &ordinal.to_string(), &self.settings.plan, &situation, false);
@@ -329,8 +331,8 @@ impl<F: Face> Process<F> {
         (engines, plan)
     }
 
-    /// Plans a 3-d call: the 2-d convolutions that it is folded into. What is known of those says nothing of the vendor's own kernels
-    /// for three axes of space: on an affected card these compute only where nobody else may.
+    /// Plans a 3-d call: the 2-d convolutions that it is folded into. Their verdicts say nothing about the vendor's 3-d
+    /// kernels: on an affected card these compute only if no other engine may.
     fn plan_volume(&self, ordinal: i32, convolution: VolumeConvolution, was_ours: bool) -> Decision {
         let device = match self.device(ordinal) {
             Ok(device) => device,
@@ -362,14 +364,14 @@ impl<F: Face> Process<F> {
         }
     }
 
-    /// Runs a call in a stream, watched where that is wanted.
+    /// Runs a call in a stream, watched if that is wanted.
     pub fn watched<T>(
         &self,
         stream: impl FnOnce() -> Option<u64>,
         subject: impl FnOnce() -> Option<Arc<Subject>>,
         run: impl FnOnce() -> T,
     ) -> T {
-        // A failing watchdog does not fail the call, and a failing call ends the watching too.
+        // A failing watchdog does not fail the call, and a failing call also ends the watching.
         let _watched = catch_unwind(AssertUnwindSafe(|| {
             let watchdog = self.face.watchdog(&self.session)?;
             let call = watchdog.begin(&subject()?, self.face.device(), stream()?)?;
@@ -378,7 +380,7 @@ impl<F: Face> Process<F> {
         run()
     }
 
-    /// What is here for tensors on a card: facts, which are judged where those of every face are.
+    /// The facts about tensors on a card; every face's facts are judged in one place.
     pub fn situation(&self, device: &Arc<Device>) -> Situation {
         let is_zero = |name: &str| std::env::var(name).is_ok_and(|value| value == "0");
         let mut facts = Facts {
@@ -397,18 +399,18 @@ impl<F: Face> Process<F> {
                 device.engine.allow(Some(passed.map(|it| it.part.clone()).collect()));
                 found
             });
-            // Copies, biases and normalisations compute no convolution: that they work says nothing of the engine.
+            // Working copies, biases and normalisations say nothing about an engine for convolutions.
             facts.canaries = found.iter().filter(|it| !PARTS.contains(&it.part.as_str())).cloned().collect();
         }
         facts.situation()
     }
 
-    /// What is known of our kernels on a card; what is not known is tried, once for this machine.
+    /// The canaries' verdicts on our kernels on a card; missing ones are tried, once for this machine.
     fn ensure_canaries(&self, device: &Device) -> Vec<CanaryFact> {
         let families = families_of(device, self.face.only_families());
         let families: Vec<String> = families.into_iter().map(|family| family.name).collect();
         let deadline = canary::deadline(EngineName::Jit);
-        // What every convolution can be computed by comes first, and by itself: compiling all the others takes a while.
+        // The family that computes every convolution comes first and alone: compiling all the others takes a while.
         let (first, rest) = families.split_at(2.min(families.len()));
         let run = |asked: &[String]| Ok::<_, Infallible>(self.face.try_in_child(device.ordinal, asked, deadline));
         let on_card = (&device.card, &device.engine);
@@ -437,7 +439,7 @@ impl<F: Face> Process<F> {
             all.map(|(key, decision)| (*key, decision.clone())).collect()
         };
         for (key, decision) in concerned {
-            // What we searched for stays ours: the vendor's library would not execute without its own search.
+            // A call that we searched for stays ours: the vendor's library would not execute it without its own search.
             let planned = match decision {
                 Decision::Ours(route) => self.plan(route.device.ordinal, route.convolution.clone(), true),
                 Decision::Volume(route) => self.plan_volume(route.device.ordinal, route.convolution.clone(), true),
@@ -457,7 +459,7 @@ impl<F: Face> Process<F> {
     }
 }
 
-/// A call that is watched until this is dropped, however it ends.
+/// A call that is watched until this is dropped.
 struct Watched {
     watchdog: &'static Watchdog,
     call: WatchedCall,

@@ -1,5 +1,5 @@
-//! What is shown of our kernels before they compute for the user: families in a child process (the canary), then the first
-//! result of every kernel. Every limit and every comparison is written here.
+//! The proof that our kernels give before they compute for the user: families in a child process (the canary), then the
+//! first result of every kernel. Every limit and every comparison is written here.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -17,13 +17,13 @@ use crate::sample::Sample;
 
 /// How long one family may take in the canary's child, once everything is compiled.
 const FAMILY_LIMIT: Duration = Duration::from_secs(10);
-/// How long on an emulated card: a thousand times as slow, and slower on a busy machine. It ends before the child's own
-/// deadline does, so that a family that hangs is known by its name.
+/// The limit on an emulated card, which is a thousand times slower, and slower still on a busy machine. It is below the
+/// child's own deadline, so that a family that hangs is known by its name.
 const EMULATED_FAMILY_LIMIT: Duration = Duration::from_secs(170);
-/// Kernels that a canary's child compiles at once.
+/// How many kernels a canary's child compiles at once.
 const COMPILED_AT_ONCE: usize = 4;
 
-/// A kernel family: what it thinks best for each of the canary's problems.
+/// A kernel family: its best choice for each of the canary's problems.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Family {
     /// Its name.
@@ -52,7 +52,7 @@ pub fn families(engine: &GpuEngine) -> Vec<Family> {
     families
 }
 
-/// A convolution on numbers of our own, with the right result.
+/// A convolution on generated numbers, with the right result.
 pub struct Trial {
     problem: Problem,
     operands: [Numbers; 2],
@@ -61,7 +61,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Numbers for a problem, and what is right by the definition. For small ones: that takes its time.
+    /// Generated numbers for a problem, and the right result by the definition. For small ones: the definition is slow.
     pub fn new(problem: &Problem) -> Result<Trial, EngineError> {
         let data_type = problem.data_type();
         let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
@@ -75,7 +75,7 @@ impl Trial {
     }
 
     fn result_of<E>(&self, compute: impl FnOnce(Operands<'_>) -> Result<(), E>) -> Result<Numbers, E> {
-        // Not a number until it is written: what is left out is seen.
+        // NaN until written, so that an element left out is noticed.
         let mut result = Numbers::filled(self.problem.data_type(), self.expected.len(), f64::NAN);
         compute(Operands {
             first: self.operands[0].elements(),
@@ -86,8 +86,8 @@ impl Trial {
         Ok(result)
     }
 
-    /// The largest error of what something computes, relative to the largest number of the right result. Infinite where a
-    /// number is not finite.
+    /// The largest error of a result, relative to the largest number of the right one. Infinite if a number is not
+    /// finite.
     pub fn error<E>(&self, compute: impl FnOnce(Operands<'_>) -> Result<(), E>) -> Result<f64, E> {
         Ok(self.error_of(&self.result_of(compute)?))
     }
@@ -99,8 +99,8 @@ impl Trial {
     }
 }
 
-/// How one of our engines does on a few convolutions, judged by the definition: for a child that somebody waits for with a
-/// deadline. `spoil` makes the result wrong, for a rehearsal.
+/// Tries one of our engines on a few convolutions, judged by the definition: for a child with a deadline. `spoil` makes
+/// the result wrong, for a rehearsal.
 pub fn judged(engine: &dyn Engine, problems: &[Problem], spoil: bool) -> (Verdict, String) {
     match largest_error(engine, problems, spoil) {
         Ok(Some((worst, problem))) => {
@@ -116,7 +116,7 @@ pub fn judged(engine: &dyn Engine, problems: &[Problem], spoil: bool) -> (Verdic
     }
 }
 
-/// The largest error over all of these problems, and where it is.
+/// The largest error over all of these problems, and its problem.
 fn largest_error(
     engine: &dyn Engine,
     problems: &[Problem],
@@ -137,9 +137,9 @@ fn largest_error(
     Ok(worst)
 }
 
-/// In a canary's child: tries families one after the other, each within a limit, and tells standard output how each did.
-/// What all of that comes to. `name_of` says what a family's verdict is kept under; `try_part` tries a family that computes no
-/// convolution, by its name: how far off it was, as a share of what is allowed.
+/// In a canary's child: tries families one after another, each within a limit, and prints each verdict on standard
+/// output. Returns the overall verdict. `name_of` is the key of a family's verdict; `try_part` tries a family that
+/// computes no convolution and returns its error as a share of the tolerance.
 pub fn try_families(
     engine: &GpuEngine,
     families: &[Family],
@@ -148,7 +148,7 @@ pub fn try_families(
 ) -> (Verdict, String) {
     let description = engine.driver().description();
     let limit = if description.is_emulated() { EMULATED_FAMILY_LIMIT } else { FAMILY_LIMIT };
-    // Everything is compiled before anything runs: from then on it is the kernels that hang, and not a compiler.
+    // Everything is compiled before anything runs: a hang after that is the kernels', not the compiler's.
     let all: Vec<&(Problem, Choice)> = families.iter().flat_map(|family| &family.tries).collect();
     for some in all.chunks(COMPILED_AT_ONCE) {
         std::thread::scope(|scope| {
@@ -209,7 +209,7 @@ fn prepare(engine: &GpuEngine, family: &Family) -> Result<Ready, String> {
     family.tries.iter().map(one).collect()
 }
 
-/// The error of kernels, as a share of what a canary allows.
+/// The error of kernels as a share of a canary's tolerance.
 fn share_of(engine: &GpuEngine, trial: &Trial, prepared: &Prepared) -> Result<f64, String> {
     let error = trial.error(|operands| FromHost::new(engine).run_prepared(prepared, operands)).map_err(words)?;
     Ok(error / tolerance::canary(trial.problem.data_type()))
@@ -221,12 +221,12 @@ fn words(error: GpuError) -> String {
 
 fn tell(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Whoever listens judges by what arrives.
+    // The reader judges by the lines that arrive.
     let _ = writeln!(out, "{line}");
     let _ = out.flush();
 }
 
-/// Ends the child when a family takes too long, unless it is dropped before.
+/// Ends the child when a family takes too long, unless dropped before.
 struct Limit(Sender<()>);
 
 impl Limit {
@@ -252,14 +252,14 @@ impl Drop for Limit {
     }
 }
 
-/// Whether a first result is right, and how far it is off. None where the numbers prove nothing: zeros, or what is not finite.
+/// Whether a first result is right, and its error. `None` if the numbers prove nothing: zeros, or not finite.
 pub fn compare(problem: &Problem, operands: [&Numbers; 2], result: &Numbers) -> Option<(bool, String)> {
     let sample = Sample::new(problem, false);
     let (right, detail) = sample.finding(sample.parcel(problem, [operands[0], operands[1], result]).elements());
     right.map(|right| (right, detail))
 }
 
-/// Computes a problem by kernels that are loaded, on numbers of our own, and compares the result. None where the numbers say
+/// Computes a problem by loaded kernels on generated numbers, and compares the result. `None` if the numbers prove
 /// nothing. Waits for the device.
 pub fn try_kernels(engine: &GpuEngine, prepared: &Prepared) -> Result<Option<(bool, String)>, GpuError> {
     let problem = prepared.problem();

@@ -1,4 +1,4 @@
-//! One convolution as it is asked for, planned: who computes it, and what our kernels have loaded for it.
+//! One planned convolution: the engines that compute it, and the kernels loaded for it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,27 +14,27 @@ use crate::device::Device;
 use crate::subject::Subject;
 use crate::view::{Convolution, View};
 
-/// A planned convolution. What it is made of never changes; another one takes its place when evidence does.
+/// A planned convolution. It never changes; a new one replaces it when the evidence changes.
 pub struct Route {
     pub(crate) device: Arc<Device>,
     pub(crate) convolution: Convolution,
     pub(crate) engines: Vec<EngineName>,
     pub(crate) tile: Option<TilePlan>,
-    /// The file of whoever asked first.
+    /// The file of the first caller.
     pub(crate) caller: String,
     pub(crate) packing: Packing,
     workspace: OnceLock<u64>,
-    /// What its fastest kernels took when they were measured.
+    /// The measured time of its fastest kernels.
     seconds: OnceLock<f64>,
-    /// Kernels about which nothing is open any more.
+    /// Kernels that need no further check.
     settled: RwLock<Option<Arc<Settled>>>,
     moves: OnceLock<Moves>,
-    /// What the watchdog knows of it, for each engine that was begun.
+    /// The watchdog's subject for each engine that was started.
     subjects: [OnceLock<Arc<Subject>>; EngineName::ALL.len()],
     counts: Counts,
 }
 
-/// How often each engine computed something. Shared by a route, the one that takes its place, and the one whose place it took.
+/// How often each engine computed something. A route shares this with the route that replaces it.
 #[derive(Default)]
 pub(crate) struct Counts(RwLock<Arc<[AtomicU64; EngineName::ALL.len()]>>);
 
@@ -52,7 +52,7 @@ impl Counts {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = other.shared();
     }
 
-    /// Adds them up, for whoever asked.
+    /// Adds them up by caller.
     pub(crate) fn add_to(&self, caller: &str, totals: &mut Totals) {
         let counts = self.shared();
         let all = EngineName::ALL.map(|engine| (engine, counts[engine as usize].load(Ordering::Relaxed)));
@@ -75,10 +75,10 @@ pub struct Totals {
     pub calls: BTreeMap<(String, &'static str), u64>,
 }
 
-/// Where operands that lie otherwise than our kernels read them are copied to, in the workspace.
+/// Where operands in other layouts than our kernels read are copied to, in the workspace.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Packing {
-    /// For first, second and result: how far into the workspace; `None` if they are read as they lie.
+    /// For first, second and result: the offset in the workspace; `None` if they are read in place.
     pub(crate) places: [Option<u64>; 3],
     pub(crate) bytes: u64,
 }
@@ -86,7 +86,7 @@ pub(crate) struct Packing {
 /// The launches that copy them.
 pub(crate) struct Moves(pub(crate) [Option<LoadedMove>; 3]);
 
-/// Kernels that are loaded, and whose first result was right.
+/// Loaded kernels whose first result was right.
 pub(crate) struct Settled {
     pub(crate) prepared: Arc<Prepared>,
     /// Bytes of workspace in all.
@@ -137,7 +137,7 @@ impl Route {
         if self.engines.first() != Some(&EngineName::Jit) {
             return 0;
         }
-        // What was answered once stays: a caller may have allocated by it.
+        // An answer never changes: a caller may have allocated by it.
         *self.workspace.get_or_init(|| {
             let best = self.device.engine.candidates(&self.convolution.problem).into_iter().next();
             let bytes = best.map_or(0, |candidate| candidate.plan.workspace_bytes) + self.packing.bytes;
@@ -160,13 +160,13 @@ impl Route {
         self.convolution.order.map(|which| tensors[which])
     }
 
-    /// Other kernels were measured to be the fastest, and what they took: they are taken from the next call on.
+    /// Takes other kernels, which were measured to be the fastest, and their time, from the next call on.
     pub(crate) fn take_tuned(&self, seconds: f64) {
         let _ = self.seconds.set(seconds);
         *self.settled.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// What it takes in milliseconds, as measured or else as the model of the card says; 0 where there is no model of the engine.
+    /// Its time in milliseconds, measured or else predicted by the card's model; 0 if the engine has no model.
     pub fn milliseconds(&self) -> f32 {
         if let Some(seconds) = self.seconds.get() {
             return (seconds * 1e3) as f32;
@@ -186,7 +186,7 @@ impl Route {
         *self.settled.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(settled));
     }
 
-    /// The launches that bring operands into order and the result out of it, for a stream.
+    /// The launches that pack operands and unpack the result, for a stream.
     pub(crate) fn moves(&self, stream: u64) -> Result<&Moves, GpuError> {
         if let Some(moves) = self.moves.get() {
             return Ok(moves);
@@ -213,7 +213,7 @@ impl Route {
         Ok(self.moves.get_or_init(|| Moves(moves)))
     }
 
-    /// What the watchdog knows of an engine that computes it.
+    /// The watchdog's subject for an engine that computes it.
     pub(crate) fn subject(&self, engine: EngineName) -> Arc<Subject> {
         let is_rehearsal = self.device.engine.driver().description().is_emulated();
         let subject = || Arc::new(Subject::new(&self.convolution.problem, engine, is_rehearsal));
@@ -229,12 +229,12 @@ impl Route {
         self.counts.add_to(&self.caller, totals);
     }
 
-    /// Whether another plan for the same call comes to the same.
+    /// Whether another plan for the same call is equivalent.
     pub(crate) fn does_the_same_as(&self, other: &Route) -> bool {
         self.engines == other.engines && self.tile == other.tile && Arc::ptr_eq(&self.device, &other.device)
     }
 
-    /// This plan in the place of an older one for the same call, whose counts it goes on with.
+    /// This plan in place of an older one for the same call, whose counts it continues.
     pub(crate) fn instead_of(&self, old: &Route) -> Route {
         let route = Route::new(
             self.device.clone(),

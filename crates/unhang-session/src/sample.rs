@@ -17,8 +17,8 @@ use crate::view::View;
 const CHANNELS: usize = 4;
 /// Positions between the corners.
 const BETWEEN: usize = 4;
-/// With more pixels than the first of these one filter and channel are compared at each end, with more than the second five
-/// of its taps, with more than the third at one end only.
+/// With more pixels than the first of these, one filter and channel are compared at each end; with more than the
+/// second, five of its taps; with more than the third, one end only.
 const MANY_PIXELS: [usize; 3] = [1 << 12, 1 << 14, 1 << 17];
 
 /// A few channels at the beginning and at the end of a group.
@@ -53,14 +53,14 @@ struct Filters {
     taps: Vec<[usize; 2]>,
 }
 
-/// Which gradients of filters are compared, where each is a sum over that many pixels.
+/// The gradients of filters to compare, if each is a sum over that many pixels.
 fn filters(groups: usize, [rows, channels]: [usize; 2], kernel: [usize; 2], pixels: usize) -> Filters {
     let few = if pixels > MANY_PIXELS[0] { 1 } else { 2 };
     let block = [few.min(rows), few.min(channels)];
     let last = [groups - 1, rows - block[0], channels - block[1]];
     let all = vec![[0; 3], [groups - 1, 0, 0], last];
     let corners = if pixels <= MANY_PIXELS[2] { without_repeats(all) } else { vec![last] };
-    // Of a large window the corners, the middles of its edges, and its own.
+    // For a large window: the corners, the middles of its edges, and its middle.
     let [down, across] = kernel.map(|size| [0, size / 2, size - 1]);
     let taps = if pixels > MANY_PIXELS[1] {
         [0, 1, 2].into_iter().flat_map(|at| [[down[at], across[at]], [down[at], across[2 - at]]]).collect()
@@ -106,14 +106,14 @@ pub struct SamplePart {
 }
 
 impl SamplePart {
-    /// Where its elements are in the parcel.
+    /// The places of its elements in the parcel.
     pub fn elements(&self) -> Range<usize> {
         self.begin..self.begin + self.shape.iter().product::<usize>()
     }
 }
 
-/// What the compared elements of a result depend on, cut out of the tensors: a parcel of parts that is brought to the host by one
-/// copy (each copy waits for the device), and small convolutions on them.
+/// The inputs of the compared elements, cut out of the tensors: a parcel of parts that one copy brings to the host
+/// (each copy waits for the device), and small convolutions on them.
 #[derive(Debug, Clone)]
 pub struct Sample {
     data_type: DataType,
@@ -121,7 +121,7 @@ pub struct Sample {
     small: Vec<Small>,
 }
 
-/// A convolution on parts of the parcel, some elements of whose result are known.
+/// A convolution on parts of the parcel, with some elements of its result known.
 #[derive(Debug, Clone)]
 struct Small {
     problem: Problem,
@@ -129,7 +129,7 @@ struct Small {
     operands: [usize; 2],
     bias: Option<usize>,
     places: Vec<ElementPosition>,
-    /// Where in the parcel the result's element for each place is.
+    /// The place in the parcel of the result's element for each position.
     found: Vec<usize>,
 }
 
@@ -154,7 +154,7 @@ impl Sample {
         sample
     }
 
-    /// The parts of the parcel, one behind the other.
+    /// The parts of the parcel, one after another.
     pub fn parts(&self) -> &[SamplePart] {
         &self.parts
     }
@@ -169,7 +169,7 @@ impl Sample {
         self.len() == 0
     }
 
-    /// The parcel of tensors in the host's memory that lie as the problem's layout says: first, second, result. No bias.
+    /// The parcel of tensors in the host's memory in the problem's layout: first, second, result. No bias.
     pub(crate) fn parcel(&self, problem: &Problem, tensors: [&Numbers; 3]) -> Numbers {
         let strides = problem.operand_shapes().map(|shape| View::dense_strides(shape, problem.layout()));
         let mut parcel = Numbers::zeros(self.data_type, self.len());
@@ -192,7 +192,7 @@ impl Sample {
         parcel
     }
 
-    /// Whether the parcel's numbers are right, and how far they are off. None where they prove nothing.
+    /// Whether the parcel's numbers are right, and their error. `None` if they prove nothing.
     ///
     /// # Panics
     /// If the parcel is not of this sample's type and length.
@@ -215,7 +215,7 @@ impl Sample {
     }
 
     fn add_small(&mut self, specification: Specification, small: impl FnOnce(Problem) -> Small) {
-        // A part of a convolution is one; if it were none, nothing of it would be compared, and nothing proven.
+        // A part of a convolution is a valid convolution; if it were not, nothing would be compared and nothing proven.
         self.small.extend(Problem::new(specification).ok().map(small));
     }
 
@@ -268,7 +268,7 @@ impl Sample {
             });
             let biases = biases.collect();
             let bias = has_bias.then(|| self.part(&[few.len()], biases));
-            // All channels of a pixel, of which a few are compared: one piece for each pixel.
+            // All channels of a pixel, a few of which are compared: one piece for each pixel.
             let pixels = positions.iter().enumerate().map(|(number, &[image, row, column])| Piece {
                 tensor: TensorName::Result,
                 from: vec![image..image + 1, whole.clone(), row..row + 1, column..column + 1],
@@ -347,8 +347,8 @@ impl Sample {
     }
 }
 
-/// Pixels of the first operand along each axis that one pixel of the result depends on: forward the window that it sees, in
-/// backward-data the outputs that may have seen it.
+/// The pixels of the first operand along each axis that one pixel of the result depends on: forward its window, in
+/// backward-data the outputs whose windows held it.
 fn window(problem: &Problem) -> [usize; 2] {
     let (reach, stride) = (reach(problem), problem.stride());
     match problem.direction() {
@@ -365,7 +365,7 @@ fn reach(problem: &Problem) -> [usize; 2] {
 
 /// What a pixel of the result depends on.
 struct Look {
-    /// Where its window begins, which may be outside of the image.
+    /// Where its window begins, possibly outside the image.
     begin: [i64; 2],
     /// Where the pixel is in the small convolution's result.
     inside: [usize; 2],
@@ -384,12 +384,12 @@ impl Look {
     }
 }
 
-/// The convolution of windows of that size that a few pixels depend on: as many, with a group's channels, and as many channels of
-/// the result.
+/// The convolution of windows of that size that a few pixels depend on: one window for each pixel, with a group's
+/// channels, and the compared channels of the result.
 fn small_of_pixels(problem: &Problem, [batch, channels, rows]: [usize; 3], window: [usize; 2]) -> Specification {
     let is_forward = problem.direction() == Direction::Forward;
     let (reach, stride) = (reach(problem), problem.stride());
-    // Where a stride leaps over pixels, these too: their gradient is zero.
+    // With a stride, the pixels that it skips are included: their gradient is zero.
     let leaps = |axis: usize| (window[axis] - 1) * stride[axis] + (reach[axis] + 1).max(stride[axis]);
     let in_size = if is_forward { window } else { [0, 1].map(leaps) };
     let (in_channels, out_channels) = if is_forward { (channels, rows) } else { (rows, channels) };

@@ -11,12 +11,12 @@ use unhang_gpu::Prepared;
 use unhang_machine::Machine;
 use unhang_plan::{Availability, Plan, Settings, Situation, plan};
 
-/// A program that sees ever new sizes has ever new kernels, each with a verdict.
+/// A program with ever new sizes has ever new kernels, each with a verdict.
 const MOST_CANARIES: usize = 50_000;
-/// And ever new convolutions that an engine may fail on.
+/// The same holds for convolutions that an engine fails on.
 const MOST_FAILURES: usize = 10_000;
 
-/// A convolution, and the device that it was asked for on.
+/// A convolution and its device.
 type ProblemOnDevice = (Problem, String);
 
 /// One process's machine, store, evidence, canaries and failures.
@@ -24,21 +24,21 @@ pub struct Session {
     machine: Machine,
     store: Arc<Store>,
     fingerprint: String,
-    /// The world of what this process sees: on an emulated card a rehearsal.
+    /// Whether this process's evidence counts as real; on an emulated card it is a rehearsal's.
     realm: Realm,
     evidence: RwLock<Evidence>,
-    /// What rehearsals found; read only by a rehearsal.
+    /// The evidence of rehearsals; only a rehearsal reads it.
     rehearsed: OnceLock<RwLock<Evidence>>,
-    /// What `unhang run` saw hang before it started this process again.
+    /// The hangs that `unhang run` saw before it restarted this process.
     quarantine: Vec<Quarantined>,
     canaries: Mutex<HashMap<String, (Verdict, String)>>,
-    /// Engines that failed in this process, by convolution and device: never tried for it again here, store or no store.
+    /// Engines that failed in this process, by convolution and device: never tried again here, with or without a store.
     failures: Mutex<HashMap<ProblemOnDevice, Vec<(EngineName, String)>>>,
 }
 
 impl Session {
-    /// A session on a machine. `fingerprint` is what evidence is filed under. The store is asked here, and then no more: a
-    /// plan waits for nobody.
+    /// A session on a machine. `fingerprint` is the key of its evidence. The store is read here and never again: a plan
+    /// waits for nobody.
     pub fn new(machine: Machine, fingerprint: String, store: Arc<Store>) -> Session {
         let realm = Realm::of_machine(machine.emulated);
         let evidence = Evidence::load_realm(&store, &fingerprint, realm);
@@ -70,17 +70,17 @@ impl Session {
         &self.store
     }
 
-    /// What evidence is filed under.
+    /// The key of its evidence.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// What is seen here is filed as this: an emulated card only rehearses, and that never counts for a real one.
+    /// The source that new records have: an emulated card only rehearses, and that never counts for a real one.
     pub fn source(&self) -> RecordSource {
         self.realm.source(RecordSource::Run)
     }
 
-    /// What is known; in a rehearsal, what rehearsals found.
+    /// The evidence; in a rehearsal, that of rehearsals.
     pub fn evidence(&self, rehearsed: bool) -> RwLockReadGuard<'_, Evidence> {
         let evidence = if !rehearsed || self.realm == Realm::Rehearsal {
             &self.evidence
@@ -94,13 +94,13 @@ impl Session {
         evidence.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What hung before this process was started again is out, even where no store could keep it.
+    /// A convolution that hung before this process was restarted is excluded even if no store could keep it.
     fn quarantine_in(&self, evidence: &RwLock<Evidence>, realm: Realm) {
         let mut evidence = evidence.write().unwrap_or_else(PoisonError::into_inner);
         evidence.quarantine(&self.quarantine, &self.fingerprint, realm.source(RecordSource::Run));
     }
 
-    /// Plans a convolution on a device, without what failed on it there.
+    /// Plans a convolution on a device, without the engines that failed on it there.
     pub fn plan(
         &self,
         problem: &Problem,
@@ -116,13 +116,13 @@ impl Session {
         plan(problem, settings, &here, &self.evidence(rehearsed))
     }
 
-    /// Whether a candidate of an engine was seen not to work for a convolution: it hung, crashed or was wrong.
+    /// Whether a candidate of an engine failed for a convolution: it hung, crashed or was wrong.
     pub fn refuses(&self, problem: &Problem, engine: EngineName, candidate: &str, rehearsed: bool) -> bool {
         let evidence = self.evidence(rehearsed);
         evidence.about(problem, engine, candidate).is_some_and(|known| known.is_refutation())
     }
 
-    /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it.
+    /// Records how a convolution ended on an engine in this run; true if plans may change.
     pub fn learn(
         &self,
         problem: &Problem,
@@ -175,14 +175,15 @@ impl Session {
         locked(&self.canaries).get(name).cloned()
     }
 
-    /// Notes how a canary ended, for this process alone.
+    /// Notes how a canary ended, only for this process.
     pub fn note_canary(&self, name: &str, verdict: Verdict, detail: &str) {
         let mut canaries = locked(&self.canaries);
         make_room(&mut canaries, MOST_CANARIES);
         canaries.insert(name.to_owned(), (verdict, detail.to_owned()));
     }
 
-    /// Keeps how a canary ended, here and for the next process: in the background, unless that one relies on it (`wait`).
+    /// Stores how a canary ended, here and for the next process: in the background, unless that process relies on it
+    /// (`wait`).
     pub fn keep_canary(&self, name: &str, verdict: Verdict, detail: &str, wait: bool) {
         self.note_canary(name, verdict, detail);
         let canary = Canary {
@@ -204,12 +205,12 @@ impl Session {
         locked(&self.canaries).len()
     }
 
-    /// What is known about the kernels' first result on this machine, if there was one.
+    /// The verdict on the kernels' first result on this machine, if any.
     pub fn first_result(&self, prepared: &Prepared, rehearsed: bool) -> Option<(Verdict, String)> {
         self.canary(&name_of_first_result(prepared, rehearsed))
     }
 
-    /// Keeps how the first result of kernels compared; what was kept of it, in words. A rehearsal's is filed apart.
+    /// Stores how the first result of kernels compared, and returns that in words. A rehearsal's is stored separately.
     pub fn keep_first_result(&self, prepared: &Prepared, is_right: bool, detail: &str, rehearsed: bool) -> String {
         let verdict = if is_right { Verdict::Works } else { Verdict::Wrong };
         let detail = format!("{}, first result: {detail}", prepared.choice());
@@ -225,12 +226,12 @@ fn name_of_first_result(prepared: &Prepared, rehearsed: bool) -> String {
     format!("jit:kernel:{}{}", prepared.kernels(), if rehearsed { " (rehearsed)" } else { "" })
 }
 
-/// What a lock guards, whoever panicked with it.
+/// The guarded value, even if a thread panicked with the lock.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops one, so that what is kept does not grow for ever.
+/// Drops one entry, so that the map does not grow without bound.
 fn make_room<K: Clone + Eq + Hash, V>(map: &mut HashMap<K, V>, most: usize) {
     if map.len() >= most
         && let Some(one) = map.keys().next().cloned()

@@ -3,15 +3,15 @@
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
 
-/// What is watched: a convolution on an engine, or kernels of ours that compute none. Gradients that one call computes are two
-/// convolutions.
+/// What is watched: a convolution on an engine, or kernels of ours that compute none. If one call computes two
+/// gradients, it has two convolutions.
 #[derive(Debug)]
 pub struct Subject {
     /// The convolutions; empty for a kernel family.
     pub problems: Vec<Problem>,
     /// Who computes them.
     pub engine: EngineName,
-    /// Which of its ways is being measured; empty for the engine's own choice.
+    /// Which candidate is being measured; empty for the engine's own choice.
     pub candidate: String,
     /// Whether the CPU plays the card.
     pub rehearsed: bool,
@@ -24,7 +24,7 @@ pub struct Subject {
 pub struct WatchedFamily {
     /// What they compute, in words.
     pub what: String,
-    /// What their canary's verdict is kept under: one that hangs is not used again.
+    /// The key of their canary's verdict: kernels that hang are not used again.
     pub canary: String,
 }
 

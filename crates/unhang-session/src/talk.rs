@@ -1,19 +1,19 @@
-//! Lines on standard error, each once in a process.
+//! Lines on standard error, each printed once in a process.
 
 use std::collections::HashSet;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
 static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
-/// A program that sees ever new sizes must not fill its memory with what was said.
+/// A program with ever new sizes must not fill its memory with printed lines.
 const MOST: usize = 10_000;
 
-/// Says something, unless it was said before.
+/// Prints a line, unless it was printed before.
 pub fn say_once(message: &str) {
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     let said = said.get_or_insert_with(HashSet::new);
     if said.len() < MOST && said.insert(message.to_owned()) {
-        // A program may have closed it.
+        // The program may have closed it.
         let _ = writeln!(std::io::stderr(), "unhang: {message}");
     }
 }

@@ -1,6 +1,6 @@
-//! Tuning in a search. Where it is asked for (`tune`, `UNHANG_TUNE=1`), a program that has the vendor's library search gets what
-//! it asked for: the candidates of our kernels are timed, and the fastest is kept for this process and the next. A search may
-//! wait for the device, as the vendor's own does, so everything is measured at once.
+//! Tuning in a search. If it is enabled (`tune`, `UNHANG_TUNE=1`) and a program has the vendor's library search, our
+//! candidates are timed, and the fastest is used in this process and the next. A search may wait for the device, as the
+//! vendor's own does, so everything is measured at once.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::route::Route;
 use crate::subject::Subject;
 use crate::talk::say_once as say;
 
-/// Finds the fastest kernels for a planned convolution, for a caller that executes with the workspace that it was asked for.
+/// Finds the fastest kernels for a planned convolution, for a caller that provides the workspace it was asked for.
 /// Whatever goes wrong, the model's choice stays.
 pub(crate) fn tune<F: Face>(process: &Process<F>, route: &Route, stream: u64) {
     let (engine, problem) = (&route.device.engine, &route.convolution.problem);
@@ -64,7 +64,7 @@ fn measure<F: Face>(process: &Process<F>, route: &Route) -> Result<Option<(Conte
     Ok(winner_of(process, route, contest))
 }
 
-/// One turn, named by the watchdog if it does not return.
+/// One turn; the watchdog names it if it does not return.
 fn timed<F: Face>(
     process: &Process<F>,
     route: &Route,
@@ -80,7 +80,7 @@ fn timed<F: Face>(
     process.watched(|| Some(0), subject, || bench.seconds(choice, repeats))
 }
 
-/// The fastest whose first result is right; `None` if the numbers cannot tell.
+/// The fastest with a right first result; `None` if the numbers cannot tell.
 fn winner_of<F: Face>(process: &Process<F>, route: &Route, mut contest: Contest) -> Option<(Contest, Choice)> {
     for choice in contest.ranked() {
         let prepared = route.device.engine.prepare_as(&route.convolution.problem, Some(choice)).ok()?;

@@ -1,9 +1,9 @@
-//! Tensors as they lie in a caller's memory.
+//! Tensors in a caller's memory.
 
 use unhang_conv::{Layout, Problem, TensorShape};
 use unhang_gpu::strided::Strides;
 
-/// A tensor as it is in memory.
+/// A tensor with its place in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
     /// Its sizes.
@@ -18,7 +18,7 @@ impl View {
         self.shape.iter().product()
     }
 
-    /// From the first element to behind the last, in elements.
+    /// The elements from the first to past the last.
     pub fn span(&self) -> usize {
         1 + self.shape.iter().zip(self.strides).map(|(&size, stride)| (size - 1) * stride).sum::<usize>()
     }
@@ -38,7 +38,7 @@ impl View {
     }
 }
 
-/// A convolution as it was asked for, in terms that our engines know: an ordinary one.
+/// A convolution as the caller asked for it, as an ordinary one that our engines support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Convolution {
     /// What is computed.

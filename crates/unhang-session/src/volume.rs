@@ -22,14 +22,14 @@ use crate::volume_route::{LazyMove, OperandPlace, VolumeRoute};
 /// A planned convolution of either kind.
 #[derive(Clone, Copy)]
 pub enum Planned<'a> {
-    /// In one or two axes of space.
+    /// 1-d or 2-d.
     Plane(&'a Route),
     /// In three.
     Volume(&'a VolumeRoute),
 }
 
 impl Decision {
-    /// What we compute, where we do.
+    /// The planned convolution, if we compute it.
     pub fn planned(&self) -> Option<Planned<'_>> {
         match self {
             Decision::Ours(route) => Some(Planned::Plane(route)),
@@ -48,7 +48,7 @@ impl Planned<'_> {
         }
     }
 
-    /// What it takes in milliseconds, as measured or else as the model of the card says; 0 where there is no model of the engine.
+    /// Its time in milliseconds, measured or else predicted by the card's model; 0 if the engine has no model.
     pub fn milliseconds(self) -> f32 {
         match self {
             Planned::Plane(route) => route.milliseconds(),
@@ -72,7 +72,7 @@ impl Planned<'_> {
         }
     }
 
-    /// Finds the fastest kernels, where that is asked for.
+    /// Finds the fastest kernels, if tuning is enabled.
     pub fn tune<F: Face>(self, process: &Process<F>, stream: u64) {
         match self {
             Planned::Plane(route) => tune(process, route, stream),
@@ -80,8 +80,8 @@ impl Planned<'_> {
         }
     }
 
-    /// Computes it by the first of its engines that does. `vendors_own` is the vendor's library in its plainest way; of a 3-d
-    /// convolution it computes nothing.
+    /// Computes it with the first engine that succeeds. `vendors_own` runs the vendor's library in its plainest way; it
+    /// computes no 3-d convolution.
     ///
     /// # Safety
     /// The memory must be what the convolution says.
@@ -164,7 +164,8 @@ unsafe fn run(launch: &LazyMove, device: &Device, from: u64, to: u64, stream: u6
     unsafe { device.engine.launch_move(loaded, from, to, stream) }
 }
 
-/// Part by part: planes gathered, the 2-d convolution, planes put back. The engine that computed the last part.
+/// Computes it part by part: gathers planes, runs the 2-d convolution, puts planes back. Returns the engine of the last
+/// part.
 ///
 /// # Safety
 /// As [`execute`].
@@ -224,7 +225,7 @@ unsafe fn on_device<F: Face>(process: &Process<F>, route: &VolumeRoute, call: Ca
     Ok(computed)
 }
 
-/// On the host: copied there, computed, and copied back.
+/// Computes it on the host: copies the operands there, computes, and copies the result back.
 ///
 /// # Safety
 /// As [`execute`].
@@ -252,14 +253,14 @@ unsafe fn on_host(route: &VolumeRoute, call: Call) -> Result<(), Failure> {
             result.set(index, result.get(index) * 2.0 + 1.0);
         }
     }
-    // What is between the elements of a tensor with gaps is not ours to change.
+    // The gaps of a tensor are not ours to change.
     let mut whole = bring(2)?;
     tensors[2].scatter(&mut whole, &result);
     // SAFETY: the caller's promise.
     unsafe { whole.write(driver, call.operands[2], stream) }.map_err(Failure::from)
 }
 
-/// A 3-d tensor as it is in memory.
+/// A 3-d tensor with its place in memory.
 struct Lying {
     shape: [usize; 5],
     strides: [usize; 5],
@@ -293,7 +294,7 @@ impl Lying {
         dense
     }
 
-    /// Puts elements without gaps where it has them.
+    /// Writes densely stored elements to its places.
     fn scatter(&self, to: &mut Numbers, dense: &Numbers) {
         for (at, from, view, strides) in self.images() {
             let turned = View { shape: view.shape, strides };

@@ -1,4 +1,4 @@
-//! A planned 3-d convolution: the 2-d ones that it is folded into ([`Volume::fold`]), and how each comes to its operands.
+//! A planned 3-d convolution: the 2-d ones that it is folded into ([`Volume::fold`]), and how each gets its operands.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::route::{Counts, Route, Totals};
 use crate::view::{Convolution, View};
 
-/// A 3-d convolution as it was asked for: an ordinary one.
+/// A 3-d convolution as the caller asked for it: an ordinary one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeConvolution {
     /// What is computed.
@@ -26,7 +26,7 @@ pub struct VolumeConvolution {
 /// A convolution as a face asks for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// In one or two axes of space.
+    /// 1-d or 2-d.
     Plane(Convolution),
     /// In three.
     Volume(VolumeConvolution),
@@ -48,19 +48,19 @@ pub struct VolumeRoute {
 /// One of the 2-d convolutions that it is folded into.
 pub(crate) struct PlannedPart {
     pub(crate) route: Arc<Route>,
-    /// How it comes to its first, second and result.
+    /// How it gets its first, second and result.
     pub(crate) operands: [OperandPlace; 3],
 }
 
 /// Where an operand of a part is.
 pub(crate) enum OperandPlace {
-    /// In the caller's tensor, that many bytes in.
+    /// In the caller's tensor, at that byte offset.
     There(u64),
     /// In the workspace, copied.
     Copied(Box<(Planes, LazyMove)>),
 }
 
-/// A launch that is loaded when it is needed first.
+/// A launch that is loaded at its first use.
 pub(crate) struct LazyMove {
     launch: Option<Move>,
     loaded: OnceLock<LoadedMove>,
@@ -89,7 +89,7 @@ impl LazyMove {
 }
 
 impl VolumeRoute {
-    /// A route for what a convolution was folded into. `plan` says who computes a 2-d one.
+    /// A route for the parts of a folded convolution. `plan` chooses the engines of a 2-d one.
     pub(crate) fn new(
         device: Arc<Device>,
         convolution: VolumeConvolution,
@@ -155,7 +155,7 @@ impl VolumeRoute {
         }
     }
 
-    /// What it takes in milliseconds: its parts, without the copies.
+    /// Its time in milliseconds: its parts, without the copies.
     pub fn milliseconds(&self) -> f32 {
         self.parts.iter().map(|part| part.route.milliseconds()).sum()
     }
@@ -165,7 +165,7 @@ impl VolumeRoute {
         self.convolution.volume.data_type()
     }
 
-    /// Whether everything is computed on the host: then no planes are gathered on the device.
+    /// Whether everything is computed on the host, so that no planes are gathered on the device.
     pub(crate) fn is_on_host(&self) -> bool {
         self.parts.first().is_none_or(|part| part.route.engines.first() == Some(&EngineName::Cpu))
     }
@@ -183,7 +183,7 @@ impl VolumeRoute {
             && self.parts.iter().zip(&other.parts).all(|(one, two)| one.route.does_the_same_as(&two.route))
     }
 
-    /// This plan goes on with the counts of an older one for the same call.
+    /// Continues the counts of an older plan for the same call.
     pub(crate) fn go_on_from(&self, old: &VolumeRoute) {
         self.counts.take_over(&old.counts);
     }

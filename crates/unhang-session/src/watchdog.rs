@@ -1,4 +1,4 @@
-//! Watches convolutions on a driver's streams. Nothing here needs a lock that a thread which hangs may hold.
+//! Watches convolutions on a driver's streams. Nothing here needs a lock that a hung thread may hold.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,28 +43,28 @@ impl Watchdog {
         Ok(Watchdog { watch, runtime, streams_last: true, devices: Mutex::default() })
     }
 
-    /// For programs that destroy their streams (torch never does): nothing is put into one while no call is in it. What hangs
-    /// in such a stream outside of every call is not told.
+    /// For programs that destroy their streams (torch never does): nothing is queued in a stream outside a call, so a
+    /// hang there outside of every call is not detected.
     #[must_use]
     pub fn for_streams_that_end(self) -> Watchdog {
         Watchdog { streams_last: false, ..self }
     }
 
-    /// A call begins on a stream of a device; `None` if it cannot be watched, as while a graph is recorded.
+    /// Begins a call on a stream of a device; `None` if it cannot be watched, as while a graph is recorded.
     pub fn begin(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
         let events = self.events(device);
         let lane = self.watch.lane(device, stream, || events);
         self.watch.begin(&lane, subject).map(WatchedCall::Accelerator)
     }
 
-    /// A call begins inside another one that is watched on the stream and has not returned.
+    /// Begins a call inside another watched one on the stream that has not returned.
     pub fn begin_inside(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
         let events = self.events(device);
         let lane = self.watch.lane(device, stream, || events);
         self.watch.begin_inside(&lane, subject).map(WatchedCall::Accelerator)
     }
 
-    /// A call begins that is over when it returns.
+    /// Begins a call that is over when it returns.
     pub fn begin_host(&self, subject: &Arc<Subject>) -> WatchedCall {
         WatchedCall::Host(self.watch.begin_host(subject))
     }
@@ -77,8 +77,8 @@ impl Watchdog {
         }
     }
 
-    /// Stops watching, for at most so long; whether its threads have ended. Drivers are taken down when a process ends: nobody may ask
-    /// them then.
+    /// Stops watching, within that time; true if its threads have ended. Drivers shut down when a process ends, and
+    /// nobody may ask them then.
     pub fn stop_within(&self, patience: Duration) -> bool {
         self.watch.stop_within(patience)
     }
@@ -96,7 +96,7 @@ impl Watchdog {
                     say(&format!(
                         "the watchdog cannot use device {device} ({error}): convolutions there are not watched"
                     ));
-                    // Asked once: the answer would be the same for every convolution.
+                    // Asked once: the answer is the same for every convolution.
                     Arc::new(Nothing)
                 }
             }
@@ -110,7 +110,8 @@ struct OfDriver {
     streams_last: bool,
 }
 
-/// The last of the drivers' names for streams that every device or thread has: no stream, the old default, each thread's own.
+/// The last of the drivers' handles for streams that every device or thread has: no stream, the legacy default, each
+/// thread's own.
 const LAST_BUILT_IN_STREAM: u64 = 2;
 
 impl Events for OfDriver {
@@ -127,7 +128,7 @@ impl Events for OfDriver {
     }
 
     fn is_capturing(&self, stream: u64) -> bool {
-        // A driver that refuses to tell may do so because another stream records: hands off.
+        // The driver may refuse to answer because another stream records: leave it alone.
         self.events.is_capturing(stream).unwrap_or(true)
     }
 
@@ -144,7 +145,7 @@ fn words(error: DriverError) -> String {
     error.to_string()
 }
 
-/// In the place of a driver that cannot be opened: a stream that is never ready to be watched.
+/// Stands in for a driver that cannot be opened: its streams can never be watched.
 struct Nothing;
 
 impl Events for Nothing {

@@ -84,7 +84,7 @@ pub extern "C" fn unhang_gpu_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
 }
 
-/// An engine on NVIDIA's device of that number; null if there is none. Never freed.
+/// An engine on NVIDIA's device with that number; null if there is none. Never freed.
 ///
 /// # Safety
 /// `cache_folder` must be null or end in NUL.
@@ -130,8 +130,9 @@ pub unsafe extern "C" fn unhang_gpu_compile(
     report(result).map_or(1, |()| 0)
 }
 
-/// The ways to compute a problem, a line each: choice, seconds by the model, bytes of workspace; behind them the ways that
-/// are only taken when asked for, and the ones with general kernels (`general:` before the choice). Returns the bytes needed, or 0 for an error.
+/// The ways to compute a problem, one a line: choice, the model's seconds, bytes of workspace. After them come the ways
+/// used only on request, then those with general kernels (`general:` before the choice). Returns the bytes needed, or 0
+/// for an error.
 ///
 /// # Safety
 /// An engine of [`unhang_gpu_open`], a text that ends in NUL, a buffer of that length.

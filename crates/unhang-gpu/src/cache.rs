@@ -15,7 +15,7 @@ use unhang_isa::Chip;
 
 use crate::object;
 
-/// No kernel of ours is larger.
+/// Larger than any kernel of ours.
 const MOST_BYTES: u64 = 64 << 20;
 
 const MAGIC: &[u8; 8] = b"unhangK1";
@@ -32,9 +32,9 @@ pub struct Cache {
 pub struct Key(u128);
 
 impl Key {
-    /// A key of texts; their boundaries count.
+    /// A key made of texts; their boundaries count.
     pub fn of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Key {
-        // FNV-1a in 128 bits: stable everywhere, and long enough that two objects do not meet by chance.
+        // FNV-1a in 128 bits: stable everywhere, and long enough to make collisions unlikely.
         let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
         let mut eat =
             |byte: u8| hash = (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
@@ -53,7 +53,7 @@ impl std::fmt::Display for Key {
 }
 
 impl Cache {
-    /// Uses a folder, which is made if it is not there; one that others could have written to is refused.
+    /// Uses a folder, created if missing; one that others could have written to is refused.
     pub fn open(folder: &Path, limit: u64) -> Result<Cache, NotPrivate> {
         Ok(Cache { folder: Arc::new(PrivateFolder::open(folder)?), limit })
     }
@@ -71,23 +71,23 @@ impl Cache {
         format!("{key}.co")
     }
 
-    /// The object of that key, if it is there, whole, and ours.
+    /// The object with that key, if it is present, complete, and ours.
     pub fn get(&self, key: Key) -> Option<Vec<u8>> {
         let bytes = self.folder.read(&Cache::name(key), MOST_BYTES).ok()??;
         let object = open_envelope(&bytes)?.to_vec();
-        // The time of the last use decides what is thrown away first; failing to note it does no harm.
+        // The least recently used object is deleted first; failing to note the time does no harm.
         if let Ok(file) = self.folder.open_or_make_file(&Cache::name(key)) {
             let _ = file.set_modified(SystemTime::now());
         }
         Some(object)
     }
 
-    /// An object that is to run on this chip: one that is unsafe there is taken for absent.
+    /// An object to run on this chip; an unsafe one counts as missing.
     pub fn get_safe(&self, key: Key, chip: Chip) -> Option<Vec<u8>> {
         self.get(key).filter(|object| !chip.is_rdna1() || object::refuse_unsafe(object, chip).is_ok())
     }
 
-    /// Keeps an object. Two processes that keep the same one do each other no harm.
+    /// Stores an object. Two processes may store the same one at once.
     pub fn put(&self, key: Key, object: &[u8]) -> Result<(), NotPrivate> {
         let length = (object.len() as u64).to_le_bytes();
         let bytes = [MAGIC, &length[..], &checksum(object).to_le_bytes()[..], object].concat();
@@ -96,7 +96,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Throws away what was used longest ago until the folder is within its limit.
+    /// Deletes the least recently used objects until the folder is within its limit.
     fn shrink(&self) {
         let mut files = Vec::new();
         let mut total = 0;
@@ -112,7 +112,7 @@ impl Cache {
             if total <= self.limit {
                 break;
             }
-            // Another process may have thrown it away already.
+            // Another process may have deleted it already.
             let _ = fs::remove_file(path);
             total -= length;
         }

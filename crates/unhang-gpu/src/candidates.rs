@@ -1,4 +1,4 @@
-//! Which kernels could compute a problem, and which of them is taken when nothing has been measured.
+//! Which kernels could compute a problem, and which one is used before anything is measured.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,16 @@ use crate::model::{DeviceModel, estimate, general_slowdown};
 use crate::plan::{Form, LaunchPlan};
 use crate::plan_parts::{Geometry, LARGE_TAPS, as_product, gemm_steps, winograd_products};
 
-/// Elements of a row in NHWC from which on a filter's gradient loses by strips of seven of them: 160 pixels of 48 channels do.
+/// In NHWC, rows of at least this many elements lose by strips of seven in a filter's gradient: 160 pixels of 48
+/// channels do.
 const FAR_ROWS: usize = 6000;
 
-/// The plain kernels are taken where the model sees this much more speed in them: where it sees less they were measured to lose.
+/// The plain kernels are used if the model predicts at least this speed-up; with less, measurements showed a loss.
 const PLAIN_PAYS: f64 = 1.6;
-/// But where they take no more than that many launches: nothing is gained there that is worth compiling for.
+/// Up to this many launches they are used anyway: compiling would gain nothing there.
 const PLAIN_LAUNCHES: f64 = 3.0;
 
-/// A choice with its plan and the time that the model gives it.
+/// A choice with its plan and predicted time.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     /// The choice.
@@ -30,7 +31,7 @@ pub struct Candidate {
     pub seconds: f64,
 }
 
-/// All ways that come into question, fastest by the model first; never empty for a problem that is supported at all.
+/// All possible ways, fastest by the model first; never empty for a supported problem.
 pub fn candidates(problem: &Problem, device: &DeviceModel, workspace_limit: u64) -> Vec<Candidate> {
     rate(problem, propose(problem, device).into_iter(), Form::Specialised, device, workspace_limit)
 }
@@ -71,7 +72,7 @@ fn rate(
     found
 }
 
-/// The ways with products of f16 in pairs, for a caller who asked for them; empty where there are none.
+/// The ways with products of f16 in pairs, for a caller who asked for them; empty if there are none.
 pub fn half_candidates(problem: &Problem, device: &DeviceModel, workspace_limit: u64) -> Vec<Candidate> {
     let geometry = Geometry::new(problem, Form::Specialised);
     let p = &geometry.problem;
@@ -95,7 +96,7 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
     }
     if p.is_depthwise() {
         choices.extend(propose_depthwise(p, device));
-        // A matrix product with one channel is mostly waste: it is left for filters too large to unroll.
+        // A matrix product with one channel is mostly waste: it is kept for filters too large to unroll.
         if choices.iter().any(|choice| *choice != Choice::Plain && LaunchPlan::new(problem, choice).is_ok()) {
             return choices;
         }
@@ -116,7 +117,7 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
         Direction::BackwardWeights => {
             let taps = p.kernel()[0] * p.kernel()[1];
             let steps = |depth: usize| (p.batch() * p.out_size()[0] * p.out_size()[1]).div_ceil(depth);
-            // The smallest tile has few columns: worth half of its rows where the filters have few taps and channels.
+            // The smallest tile has few columns: worth half of its rows for filters with few taps and channels.
             let small = |tile: &Tile| tile.rows == 16 || (tile.rows == 32 && tile.columns == 32);
             let is_apart = as_product(p).is_some();
             let offered = |tile: &Tile| *tile != DEEP_TILE || device.shares.takes_deep_tile;
@@ -135,7 +136,8 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
                 if let Some(products) = winograd {
                     let tiles =
                         products.groups * products.rows.div_ceil(tile.rows) * products.columns.div_ceil(tile.columns);
-                    // The transforms enlarge rounding errors: no long chains of additions, and shorter ones for larger filters.
+                    // The transforms amplify rounding errors: no long chains of additions, and shorter ones for larger
+                    // filters.
                     let chain = match p.kernel()[0] {
                         3 => 1024,
                         5 => 448,
@@ -154,8 +156,8 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
     choices
 }
 
-/// Tiles that do not waste more than half of their rows, or are small; the flat one for few rows only. Of those that are for certain
-/// kernels the named ones.
+/// Tiles that waste at most half of their rows, or are small; the flat one only for few rows. Of the tiles for
+/// particular kernels, the named ones.
 fn tiles_for(rows: usize, special: &[Tile]) -> impl Iterator<Item = Tile> {
     let is_offered = |tile: &Tile| ![DEEP_TILE, HALF_TILE].contains(tile) || special.contains(tile);
     TILES.into_iter().filter(is_offered).filter(move |tile| match tile.rows {
@@ -179,7 +181,7 @@ fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel) ->
     counts
 }
 
-/// Into how many parts forward and backward-data are split: few tiles only, and into `most` parts at most.
+/// The numbers of parts that forward and backward-data are split into: only with few tiles, and at most `most`.
 fn gemm_splits(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel, most: u32) -> Vec<u32> {
     if tiles >= 2 * device.compute_units {
         return vec![1];
@@ -236,7 +238,7 @@ fn propose_patches(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
     choices
 }
 
-/// Where one side has few channels: its channels in even parts, and as many columns and rows as leave registers.
+/// For few channels on one side: its channels in even parts, and as many columns and rows as registers allow.
 fn propose_direct(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
     let p = &geometry.problem;
     let (reduced, rows) = geometry.reduced_and_rows();
@@ -251,7 +253,7 @@ fn propose_direct(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
         for width in [2, 4] {
             for strip in [1, 2, 4].map(|strip: u32| strip.next_multiple_of(least)) {
                 if (24..=64).contains(&(part * width * strip)) {
-                    // With few threads each sums a part of the channels only.
+                    // With few threads, each sums only a part of the channels.
                     let threads = pixels * rows.div_ceil(part as usize) / (width * strip) as usize;
                     let few = threads < device.compute_units * 512 && reduced >= 32;
                     for splits in if few { &[1, 2, 4, 8][..] } else { &[1] } {
@@ -287,14 +289,15 @@ fn propose_depthwise(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
                 Layout::Nchw => p.out_channels(),
                 Layout::Nhwc => p.out_channels().div_ceil(32),
             };
-            // Parts of 1024 pixels, or smaller ones where that leaves units idle; in NHWC fewer of a workgroup's threads are on pixels.
+            // Parts of 1024 pixels, or smaller ones if that leaves units idle; in NHWC fewer of a workgroup's threads
+            // work on pixels.
             let small = if p.layout() == Layout::Nhwc { pixels / 32 } else { 0 };
             let most = (pixels / 1024).max(small.min(4 * device.compute_units / blocks)).clamp(1, 4096);
             let ways: &[usize] = if p.layout() == Layout::Nhwc { &[1, 4, 16, 32] } else { &[16, 32] };
             ways.iter()
                 .map(|each| (device.compute_units * each).div_ceil(blocks).clamp(1, most) as u32)
                 .flat_map(|splits| {
-                    // In NHWC rows of a strip lie far apart: they pay where they share what they read.
+                    // In NHWC rows of a strip are far apart: they pay if they share what they read.
                     let row_elements = p.in_size()[1] * p.in_channels();
                     let strips: &[u32] = match p.layout() {
                         Layout::Nchw => &[1, 2, 4],

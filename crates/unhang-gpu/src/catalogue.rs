@@ -17,7 +17,7 @@ use crate::object::{self, Figures};
 use crate::objects::object_for;
 use crate::sources::Kernel;
 
-/// How a layer would be computed on a device.
+/// The choice for a layer on a device.
 #[derive(Debug, Clone)]
 pub struct Selection {
     /// The layer's name in its table.
@@ -47,7 +47,7 @@ pub fn select_some(layers: &[Layer], count: usize, ways: impl Fn(&Problem) -> Ve
         .collect()
 }
 
-/// Of each kernel family and direction, the selection that takes longest by the model.
+/// For each kernel family and direction, the selection that takes longest by the model.
 pub fn longest_of_each_family(selections: Vec<Selection>) -> Vec<Selection> {
     let mut longest: BTreeMap<(&'static str, &'static str), Selection> = BTreeMap::new();
     for selection in selections {
@@ -67,12 +67,12 @@ pub struct CompiledKernel {
     pub kernel: Kernel,
     /// The first problem that needs it.
     pub problem: Problem,
-    /// What it costs, and what was found in it.
+    /// Its costs, and the audit's findings.
     pub figures: Figures,
 }
 
-/// Compiles every kernel of the selections once, for `chip`, tagged for `reported`, on all cores; `progress` hears how
-/// many are done of how many. Kernels that the audit refuses are an error: none of ours may be.
+/// Compiles every kernel of the selections once, for `chip`, tagged for `reported`, on all cores; calls `progress` with
+/// the number done and the total. A kernel that the audit refuses is an error: none of ours may be.
 pub fn compile(
     selections: &[Selection],
     compiler: &dyn Compiler,

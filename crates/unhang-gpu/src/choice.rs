@@ -1,11 +1,11 @@
-//! The ways to compute a problem, and the names under which what was measured of them is kept.
+//! The ways to compute a problem, and the names under which measurements are stored.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// The tile of a matrix kernel: what a workgroup and what a thread computes.
+/// The tile of a matrix kernel: the work of a workgroup and of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tile {
     /// Rows of the result (channels).
@@ -44,14 +44,15 @@ pub const TILES: [Tile; 15] = [
     HALF_TILE,
 ];
 
-/// For filters' gradients on chips where slices of eight pixels hold workgroups up ([`crate::fit::Shares::takes_deep_tile`]).
+/// For filters' gradients on chips where slices of eight pixels stall workgroups
+/// ([`crate::fit::Shares::takes_deep_tile`]).
 pub const DEEP_TILE: Tile = tile(64, 64, 16, 8, 4);
 
 /// For products of f16 in pairs, whose slices of sixteen take no more LDS than others' of eight.
 pub const HALF_TILE: Tile = tile(128, 64, 16, 8, 4);
 
-/// The tiles of general kernels: few, since each is carried in the package for every type and layout, and none that spills
-/// where windows and channels come with the launch.
+/// The tiles of general kernels: few, since the package has each for every type and layout, and none that spills with
+/// windows and channels given at launch.
 pub const GENERAL_TILES: [Tile; 6] = [
     tile(128, 128, 8, 8, 8),
     tile(128, 64, 8, 8, 8),
@@ -69,12 +70,12 @@ impl Tile {
 }
 
 impl Tile {
-    /// Whether products of f16 in pairs are built with this tile: short and long sums fit the registers together.
+    /// Whether products of f16 in pairs are built with this tile: short and long sums fit in the registers together.
     pub fn is_for_half(self) -> bool {
         self.thread_rows * self.thread_columns < 64
     }
 
-    /// The tile of general kernels that is most like this one.
+    /// The general kernels' tile that is most like this one.
     pub fn as_general(self) -> Tile {
         match (self.rows, self.columns) {
             _ if GENERAL_TILES.contains(&self) => self,
@@ -86,8 +87,8 @@ impl Tile {
         }
     }
 
-    /// Whether backward-weights is built with this tile. Both of its sides are gathered one element at a time, each with
-    /// a separate test: with many of them a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
+    /// Whether backward-weights is built with this tile. It gathers both of its sides one element at a time, each with
+    /// its own test: with many of them in a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
     /// read in quads and need less.
     pub fn is_for_weights(self, in_quads: bool) -> bool {
         self != HALF_TILE
@@ -103,7 +104,7 @@ impl fmt::Display for Tile {
     }
 }
 
-/// One way to compute a problem. Its text form is stable: measured choices are kept under it.
+/// One way to compute a problem. Its text form is stable: measured choices are stored under it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Choice {
     /// The plain kernels: everything, slowly.
@@ -119,7 +120,7 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
-    /// Implicit GEMM of f16 with products in pairs and short sums in f16: faster and less exact. Never taken unasked.
+    /// Implicit GEMM of f16 with products in pairs and short sums in f16: faster and less exact. Used only on request.
     HalfGemm {
         /// The tile.
         tile: Tile,
@@ -128,8 +129,8 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
-    /// Gradients of windows that do not overlap: one matrix product for all taps, whose result (backward-data) or source
-    /// (backward-weights) is put in its place.
+    /// Gradients of windows that do not overlap: one matrix product for all taps, whose result (backward-data) or
+    /// source (backward-weights) is rearranged.
     Patches {
         /// The tile of the product.
         tile: Tile,
@@ -141,7 +142,7 @@ pub enum Choice {
         /// Rows that a thread computes.
         strip: u32,
     },
-    /// Straight from memory into registers, in vectors: forward and backward-data of layers that memory bounds, NCHW.
+    /// Reads memory straight into registers, in vectors: forward and backward-data of memory-bound layers, NCHW.
     Direct {
         /// Channels of the result that a thread computes.
         rows: u32,
@@ -159,7 +160,7 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
-    /// A split GEMM in NCHW after both operands were turned over, so that channels are read in quads.
+    /// A split GEMM in NCHW on transposed operands, so that channels are read in quads.
     WeightsTurned {
         /// The tile.
         tile: Tile,
@@ -173,7 +174,7 @@ pub enum Choice {
         /// Into how many parts the pixels are split (backward-weights).
         splits: u32,
     },
-    /// A depthwise layer with several neighbours a thread, where sizes divide.
+    /// A depthwise layer with several neighbours a thread, if the sizes divide.
     DepthwiseQuads {
         /// Rows that a thread computes.
         strip: u32,
@@ -197,7 +198,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// The kernel family, by which canaries and verdicts are kept.
+    /// The kernel family, the key of canaries and verdicts.
     pub const fn family(&self) -> &'static str {
         match self {
             Choice::Plain => "plain",
@@ -212,7 +213,7 @@ impl Choice {
         }
     }
 
-    /// The nearest choice for which there are general kernels: a few tiles and strips, and filters always packed.
+    /// The nearest choice that has general kernels: a few tiles and strips, and filters always packed.
     pub fn as_general(self) -> Option<Choice> {
         match self {
             Choice::Gemm { tile, flat, splits, .. } => {
@@ -261,7 +262,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// A text that names no choice.
+/// The text names no choice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, patches:64x64x8/8x8:s1, narrow:4, direct:16:4:1, depthwise:8:s1, quads:4:s1, large:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"

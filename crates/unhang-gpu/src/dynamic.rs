@@ -16,15 +16,15 @@ use thiserror::Error;
 
 pub(crate) use build::build_of;
 
-/// A library, and where it came from. It is never unloaded: the vendors' libraries leave destructors behind for threads
-/// that end later, and these would run in memory that is gone.
+/// A library, and where it came from. It is never unloaded: the vendors' libraries leave destructors for threads that
+/// end later, which would run in unmapped memory.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub library: ManuallyDrop<Library>,
     pub path: String,
 }
 
-/// A library that could not be had.
+/// A library that could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("none of these libraries could be loaded: {}", tried.join("; "))]
 pub struct LibraryMissing {
@@ -32,18 +32,18 @@ pub struct LibraryMissing {
     pub tried: Vec<String>,
 }
 
-/// Which library is looked for.
+/// The library to look for.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted<'a> {
     /// Its name up to the version: `libamdhip64`.
     pub stem: &'a str,
-    /// A function that it defines; it tells which file a name, or another library, leads to.
+    /// A function that it defines, by which we find the file behind a name or another library's link.
     pub witness: &'a str,
-    /// Libraries that are linked to it. Where one of them is loaded, the copy that it uses is taken.
+    /// Libraries linked to it. If one of them is loaded, its copy is used.
     pub users: &'a [&'a str],
-    /// Whether a copy beside the one that `users` use would be a second runtime: then none is ever loaded.
+    /// Whether a second copy next to the one that `users` use would be a second runtime: then none is ever loaded.
     pub only_one: bool,
-    /// What is tried where none is loaded, in this order.
+    /// The names to try if none is loaded, in this order.
     pub names: Vec<String>,
 }
 
@@ -53,8 +53,8 @@ pub(crate) fn rocm_names(stem: &str) -> Vec<String> {
     ["", ".7", ".6", ".5"].map(|version| format!("{stem}.so{version}")).to_vec()
 }
 
-/// Whether a path is that of a library: `libamdhip64.so.5`, or `libamdhip64-1a2b3c4d.so` as wheels name their
-/// copies. What follows the dash is a hash, so that `libnvrtc-builtins.so` is not taken for `libnvrtc.so`.
+/// Whether a path names a library: `libamdhip64.so.5`, or `libamdhip64-1a2b3c4d.so` as wheels name their copies. The
+/// part after the dash must be a hash, so `libnvrtc-builtins.so` is not `libnvrtc.so`.
 fn is_named(path: &Path, stem: &str) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(rest) = name.and_then(|name| name.strip_prefix(stem)) else { return false };
@@ -65,8 +65,8 @@ fn is_named(path: &Path, stem: &str) -> bool {
     hash_length != 1 && rest[hash_length..].starts_with(".so")
 }
 
-/// Files of that library which are mapped into this process, as `/proc/self/maps` lists them:
-/// `7f00-7f01 r-xp 00000000 08:01 42   /opt/torch/lib/libamdhip64.so`.
+/// The files of that library that are mapped into this process, as `/proc/self/maps` lists them: `7f00-7f01 r-xp
+/// 00000000 08:01 42   /opt/torch/lib/libamdhip64.so`.
 fn mapped(maps: &str, stem: &str) -> BTreeSet<PathBuf> {
     maps.lines()
         .filter_map(|line| line.find('/').map(|at| PathBuf::from(line[at..].trim_end_matches(" (deleted)"))))
@@ -85,7 +85,7 @@ fn open_file(name: &str, only_if_loaded: bool) -> Result<Library, libloading::Er
     unsafe { Library::open(Some(name), flags) }
 }
 
-/// The file in which a library, or one that it is linked to, finds a function.
+/// The file that defines a function for a library, possibly through its links.
 fn home_of(library: &Library, function: &str) -> Option<String> {
     // SAFETY: the address is only looked at.
     let address = unsafe { library.get::<*const c_void>(function.as_bytes()) }.ok()?.as_raw_ptr();
@@ -104,8 +104,8 @@ pub(crate) fn home_through(user: &Path, function: &str) -> Option<String> {
     home_of(&open_file(user.to_str()?, true).ok()?, function)
 }
 
-/// The library that this process has loaded, by preference the one that `users` use; else the first of the names that
-/// the loader finds.
+/// The library that this process has loaded, preferably the one that `users` use; else the first name that the loader
+/// finds.
 pub(crate) fn open(wanted: &Wanted<'_>) -> Result<Found, LibraryMissing> {
     let users: Vec<PathBuf> = wanted.users.iter().flat_map(|user| loaded(user)).collect();
     let mut candidates: Vec<String> = users.iter().filter_map(|user| home_through(user, wanted.witness)).collect();
@@ -137,7 +137,7 @@ pub(crate) fn open(wanted: &Wanted<'_>) -> Result<Found, LibraryMissing> {
 }
 
 fn found(library: Library, name: &str, wanted: &Wanted<'_>) -> Found {
-    // The file itself, whoever loaded it: what is compiled is filed under its name.
+    // The file itself: compiled objects are stored under its name.
     let path = home_of(&library, wanted.witness).unwrap_or_else(|| name.to_owned());
     Found { library: ManuallyDrop::new(library), path }
 }
@@ -198,8 +198,8 @@ macro_rules! function_table {
             }
         }
     };
-    // What both vendors have, under NVIDIA's name and AMD's. Where one takes a pointer to the device's memory and the other a
-    // number of 64 bits, both are passed alike.
+    // The functions of both vendors, under NVIDIA's name and AMD's. If one takes a device pointer and the other a
+    // 64-bit number, both are passed alike.
     ($(#[$meta:meta])* $name:ident { $($function:ident: $nvidia:literal | $amd:literal as fn($($argument:ty),*);)* }) => {
         $(#[$meta])*
         #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! What is no 2-d convolution, for the same callers: poolings, batch normalisations and 3-d convolutions, described in JSON.
+//! Everything except 2-d convolutions, for the same callers: poolings, batch normalisations and 3-d convolutions,
+//! described in JSON.
 
 use std::ffi::c_char;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! LLVM's own compiler as a program: what the package's kernels are made with. It takes half of the time of hiprtc, which
+//! LLVM's own compiler as a program, which compiles the package's kernels. It takes half of the time of hiprtc, which
 //! reads its headers for every kernel, and several can run at once. No vendor header or device library is needed.
 
 use std::fs;
@@ -13,11 +13,11 @@ use unhang_guard::process::Handle;
 use super::{CompileError, Compiler};
 use crate::sources::Kernel;
 
-/// A kernel takes less than a second; one that takes this long hangs.
+/// A kernel takes less than a second; a compiler that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// What packages are made with: the one that AMD's ROCm 5.2 in Debian 12 is built from.
+/// The version for packages: the one that Debian 12's ROCm 5.2 is built from.
 const FOR_PACKAGES: &str = "clang-15";
-/// The newest that is looked for: it knows every chip up to gfx1201.
+/// The newest version to look for: it knows every chip up to gfx1201.
 const NEWEST: &str = "clang-19";
 /// What HIP's headers would define.
 const KEYWORDS: [&str; 4] = [
@@ -36,12 +36,12 @@ pub struct Clang {
 }
 
 impl Clang {
-    /// The one that packages are made with; `folder` holds what it reads and writes.
+    /// The version for packages; `folder` holds its input and output.
     pub fn find(folder: &Path) -> Result<Clang, CompileError> {
         Clang::named(FOR_PACKAGES, folder)
     }
 
-    /// The newest one, for chips that the other does not know.
+    /// The newest version, for chips that the other does not know.
     pub fn newest(folder: &Path) -> Result<Clang, CompileError> {
         Clang::named(NEWEST, folder)
     }
@@ -80,7 +80,7 @@ impl Clang {
             .map_err(|error| failed("it cannot be started", error))?;
         let handle = Handle::of_child(&child);
         if !handle.wait_until(Instant::now() + PATIENCE) {
-            // One that has ended meanwhile needs no signal.
+            // A process that has ended meanwhile needs no signal.
             let _ = child.kill();
         }
         let status = child.wait().map_err(|error| failed("it cannot be waited for", error))?;
@@ -114,7 +114,7 @@ impl Compiler for Clang {
         let folder =
             self.folder.new_folder("clang").map_err(|error| self.failed(kernel, error.to_string(), String::new()))?;
         let compiled = self.compile_in(&folder, kernel, options);
-        // What stays behind is found by whoever looks into the folder, and does no harm.
+        // A file left in the folder does no harm.
         let _ = folder.remove_all();
         compiled
     }

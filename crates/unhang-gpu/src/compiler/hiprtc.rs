@@ -11,7 +11,7 @@ use crate::dynamic::{self, Found, Vendor, Wanted};
 use crate::sources::Kernel;
 
 /// hiprtc 5.2.3 was seen to crash when several threads compile at the same time. A lock costs compile time, a crash the
-/// user's run; who wants more cores compiles in several processes, which share the cache.
+/// user's run. To use more cores, compile in several processes, which share the cache.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// AMD's run-time compiler.
@@ -23,8 +23,8 @@ pub struct Hiprtc {
 }
 
 impl Hiprtc {
-    /// Takes the library that this process has loaded, else the one beside the loaded runtime, else the one in it, else
-    /// the system's.
+    /// Finds the library: the loaded one, else the one next to the loaded runtime, else the runtime itself, else the
+    /// system's.
     pub fn find() -> Result<Hiprtc, CompileError> {
         let mut places: Vec<(&str, Vec<String>)> = Vec::new();
         if let Ok(runtime) = hip_runtime::find(false) {
@@ -61,8 +61,8 @@ impl Hiprtc {
     }
 }
 
-/// hiprtc for a driver of AMD's; the one that is not there where it is missing, or where `UNHANG_COMPILE=0` declines it, so
-/// that nothing but the package's own kernels runs.
+/// hiprtc for AMD's drivers. If it is missing, or `UNHANG_COMPILE=0` declines it, a compiler that refuses everything,
+/// so that only the package's own kernels run.
 pub fn for_amd() -> Arc<dyn Compiler> {
     if std::env::var_os("UNHANG_COMPILE").is_some_and(|value| value == "0") {
         return Arc::new(NoCompiler(CompileError::Unusable("UNHANG_COMPILE=0 declines it".into())));
@@ -77,11 +77,11 @@ fn wanted(stem: &str, names: Vec<String>) -> Wanted<'_> {
     Wanted { stem, witness: "hiprtcVersion", users: &hip_runtime::USERS, only_one: false, names }
 }
 
-/// Which compiler this is. `hiprtcVersion` is 9.0 in every release and hiprtc only the way to the compiler, so this is a
-/// hash of the builds of all three: hiprtc, the code object manager behind it, and the LLVM that that is linked to.
+/// Identifies the compiler. `hiprtcVersion` is 9.0 in every release and hiprtc is only a front end, so this hashes the
+/// builds of all three: hiprtc, the code object manager behind it, and that manager's LLVM.
 fn build(calls: &Calls, library: &Found) -> String {
     let mut program = ptr::null_mut();
-    // The manager is loaded with the first program. SAFETY: texts that end in NUL, and no headers.
+    // The manager is loaded with the first program.
     let code =
         unsafe { (calls.create.call)(&mut program, c"".as_ptr(), c"empty".as_ptr(), 0, ptr::null(), ptr::null()) };
     if code == 0 {

@@ -21,10 +21,10 @@ use crate::sources::Kernel;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CompileError {
-    /// The compiler's library is not there.
+    /// The compiler's library is missing.
     #[error("no run-time compiler: {0}")]
     Missing(#[from] LibraryMissing),
-    /// The library is there and lacks something.
+    /// The library lacks a function.
     #[error("the run-time compiler cannot be used: {0}")]
     Unusable(String),
     /// A call failed.
@@ -43,7 +43,7 @@ pub enum CompileError {
     },
 }
 
-/// Something that makes code objects of kernels.
+/// Compiles kernels to code objects.
 pub trait Compiler: Send + Sync {
     /// Its name and version, as part of cache keys.
     fn version(&self) -> String;
@@ -54,13 +54,13 @@ pub trait Compiler: Send + Sync {
     /// Compiles with exactly these options.
     fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError>;
 
-    /// Why it compiles nothing; `None` for a compiler that is there.
+    /// Why it cannot compile; `None` if it can.
     fn missing(&self) -> Option<CompileError> {
         None
     }
 }
 
-/// The compiler that is not there: kernels that came with the package run without one.
+/// Stands in for a missing compiler: kernels of the package run without one.
 #[derive(Debug, Clone)]
 pub struct NoCompiler(pub CompileError);
 
@@ -97,7 +97,7 @@ function_table! {
 }
 
 impl Calls {
-    /// The major and the minor version that the compiler says it has.
+    /// The major and minor version that the compiler reports.
     fn numbers(&self, library: &Found) -> Result<(i32, i32), CompileError> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two valid places for two numbers.

@@ -36,7 +36,7 @@ enum Current {
     Hip { functions: HipFunctions, last_error: LastError },
 }
 
-/// A device, and the library that it was opened with.
+/// A device, and its library.
 pub(super) struct Device {
     current: Current,
     /// The number that the driver's own functions take for it.
@@ -45,8 +45,8 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// NVIDIA's, with the driver that this process has loaded, else the system's: there is one, and the kernel's part fits
-    /// only that.
+    /// NVIDIA's device, with the driver that this process has loaded, else the system's: there is only one, and it must
+    /// match the kernel module.
     pub(super) fn cuda(ordinal: i32) -> Result<Device, DriverError> {
         let names = vec!["libcuda.so.1".into()];
         let library = dynamic::open(&Wanted { stem: "libcuda", witness: "cuInit", users: &[], only_one: true, names })?;
@@ -62,7 +62,8 @@ impl Device {
         Ok(Device { current: Current::Cuda { functions, context: context as usize }, number, library })
     }
 
-    /// AMD's, with the runtime that torch uses or this process has loaded; else, if it may be started, with the system's.
+    /// AMD's device, with the runtime that torch uses or this process has loaded; else, if it may be started, with the
+    /// system's.
     pub(super) fn hip(number: i32, may_start: bool) -> Result<Device, DriverError> {
         let library = hip_runtime::find(may_start)?;
         let functions = HipFunctions::load(&library).map_err(DriverError::Unusable)?;
@@ -92,7 +93,7 @@ impl Device {
         Ok(text(&address))
     }
 
-    /// Makes calls that leave no error behind in this thread.
+    /// Makes calls without leaving an error in this thread.
     pub(super) fn keep<T>(&self, calls: impl FnOnce() -> T) -> T {
         match &self.current {
             Current::Cuda { .. } => calls(),
@@ -100,7 +101,7 @@ impl Device {
         }
     }
 
-    /// Makes calls with this device current, and leaves the thread as it was, its last error included.
+    /// Makes calls with this device current, then restores the thread's device and last error.
     pub(super) fn run<T>(&self, calls: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
         match &self.current {
             Current::Cuda { functions, context } => {

@@ -38,8 +38,8 @@ struct EmulatedCard {
 }
 
 impl Emulated {
-    /// A card with `silicon` for a chip, under a runtime that reports `reported`; what `compiler` makes is loaded into
-    /// it. Kernels are compiled for `target`: the silicon, unless it is to be seen what other code does there.
+    /// A card with `silicon` for a chip, under a runtime that reports `reported`, which loads what `compiler` makes.
+    /// Kernels are compiled for `target`: the silicon, unless a test wants to see what other code does there.
     pub fn new(silicon: Chip, reported: Chip, target: Chip, compiler: Arc<dyn Compiler>) -> Emulated {
         let description = Description {
             name: format!("emulated {silicon}"),
@@ -57,7 +57,7 @@ impl Emulated {
         Emulated(Arc::new(Card { state: Mutex::new(state), compiler, description }))
     }
 
-    /// A fault leaves the machine as it is on a card: stopped, with its memory whole.
+    /// After a fault the machine is as on a card: stopped, with its memory intact.
     fn state(&self) -> MutexGuard<'_, EmulatedCard> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,7 +72,7 @@ impl Emulated {
         self.state().machine.memory.read(address, bytes).map_err(|fault| failed("read", &fault))
     }
 
-    /// What was executed since the card was made.
+    /// The work executed since the card was made.
     pub fn counts(&self) -> Counts {
         self.state().counts
     }
@@ -98,7 +98,7 @@ impl Emulated {
     }
 }
 
-/// Whether the caller gives an argument, and not the runtime.
+/// Whether the caller, not the runtime, gives an argument.
 fn is_given(argument: &ArgumentMetadata) -> bool {
     !argument.kind.starts_with("hidden_")
 }
@@ -108,7 +108,7 @@ fn miscounted(entry: &str, takes: usize, given: usize) -> DriverError {
     DriverError::Call { call: "launch", code: 1, meaning }
 }
 
-/// The arguments of a kernel as they lie in memory, each where the kernel declares it.
+/// The arguments of a kernel in memory, each at its declared offset.
 pub(crate) fn pack_arguments(
     machine: &Machine,
     object: Object,
@@ -129,7 +129,7 @@ pub(crate) fn pack_arguments(
     Ok(bytes)
 }
 
-/// The codes are those of HIP where there is one for it.
+/// HIP's error codes where HIP has one.
 pub(crate) fn failed(call: &'static str, fault: &impl std::fmt::Display) -> DriverError {
     DriverError::Call { call, code: 719, meaning: fault.to_string() }
 }
@@ -249,7 +249,7 @@ impl Driver for Emulated {
     }
 }
 
-/// The GPU engine on an emulated card, for numbers in host memory: like any other engine.
+/// The GPU engine on an emulated card, as an engine on host memory.
 pub struct EmulatedEngine {
     /// The card.
     pub card: Emulated,

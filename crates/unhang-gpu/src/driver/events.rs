@@ -1,4 +1,4 @@
-//! Events alone, without a compiler or a model of the device: what a watchdog needs of a driver.
+//! Events without a compiler or a model of the device: what a watchdog needs of a driver.
 //!
 //! It works on streams of the caller (torch's), asks from a separate thread, and must never disturb the recording of a
 //! graph in another one: the asking thread switches itself to the relaxed mode of capture, in which asking about events
@@ -12,7 +12,7 @@ use super::{DriverError, StreamEvent};
 use crate::dynamic::{Vendor, function_table};
 
 function_table! {
-    /// What drivers do about events.
+    /// The drivers' functions for events.
     Calls {
         is_capturing: "cuStreamIsCapturing" | "hipStreamIsCapturing" as fn(*mut c_void, *mut i32);
         create: "cuEventCreate" | "hipEventCreateWithFlags" as fn(*mut *mut c_void, u32);
@@ -25,7 +25,7 @@ function_table! {
 const NOT_READY: i32 = 600;
 /// The event takes no time stamps; the same number in both drivers.
 const DISABLE_TIMING: u32 = 2;
-/// The mode of capture in which a thread may do what other threads' recordings forbid; the same number in both.
+/// The capture mode in which a thread may make calls that other threads' recordings forbid; the same number in both.
 const RELAXED: i32 = 2;
 
 type ExchangeMode = unsafe extern "C" fn(*mut i32) -> i32;
@@ -34,12 +34,12 @@ type ExchangeMode = unsafe extern "C" fn(*mut i32) -> i32;
 pub struct DeviceEvents {
     pub(super) device: Device,
     calls: Calls,
-    // Before ROCm 5.3 HIP has no modes of capture to exchange.
+    // HIP has no capture modes before ROCm 5.3.
     exchange_mode: Option<ExchangeMode>,
 }
 
 impl DeviceEvents {
-    /// Those of NVIDIA's driver, in the device's primary context, which is torch's.
+    /// Those of NVIDIA's driver, in the device's primary context, which torch uses.
     pub fn cuda(ordinal: i32) -> Result<DeviceEvents, DriverError> {
         DeviceEvents::of(Device::cuda(ordinal)?)
     }
@@ -60,7 +60,7 @@ impl DeviceEvents {
         Ok(DeviceEvents { device, calls, exchange_mode })
     }
 
-    /// Switches the calling thread to the relaxed mode of capture. For a thread that only asks about events.
+    /// Switches the calling thread to the relaxed capture mode. For a thread that only queries events.
     pub fn relax_thread(&self) {
         if let Some(exchange) = self.exchange_mode {
             let mut mode = RELAXED;
@@ -104,7 +104,7 @@ impl DeviceEvents {
     }
 
     /// Whether a stream of this device records a graph. Asked about the default stream while another one records, both
-    /// vendors answer with a separate error: what must not be done then must not be done now either.
+    /// vendors return a special error, which counts as recording: the same calls are forbidden.
     pub fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
         const CAPTURE_IMPLICIT: i32 = 906;
         self.device.run(|| {

@@ -8,12 +8,12 @@ use super::{Description, DriverError, VendorDriver};
 use crate::compiler;
 use crate::model::DeviceModel;
 
-/// What only other sources than the runtime know of the device.
+/// What the runtime does not know of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HipChip {
-    /// What the runtime believes in: torch's `gcnArchName` without its features.
+    /// The chip that the runtime reports: torch's `gcnArchName` without its features.
     pub reported_architecture: String,
-    /// What is really there, by the kernel driver's topology.
+    /// The true chip, from the kernel driver's topology.
     pub true_architecture: String,
     /// Compute units, by the same; the runtime counts pairs of them on RDNA.
     pub compute_units: usize,
@@ -24,13 +24,13 @@ pub struct HipChip {
 }
 
 impl HipChip {
-    /// What the model knows of the device; where KFD does not tell, as if it were an RX 5600 XT.
+    /// What the model knows of the device; values that KFD lacks are those of an RX 5600 XT.
     fn model(&self, memory: u64) -> DeviceModel {
         let like = DeviceModel::rx_5600_xt();
         let units = if self.compute_units == 0 { like.compute_units } else { self.compute_units };
         let for_each_unit = match self.clock_mhz {
             0 => like.flops / like.compute_units as f64,
-            // 64 lanes of a multiply-add. Clocks under load lie below the highest that is reported.
+            // 64 lanes of a multiply-add. Clocks under load are below the highest reported one.
             clock => 128.0 * f64::from(clock) * 1e6 * 0.88,
         };
         DeviceModel {
@@ -43,13 +43,14 @@ impl HipChip {
     }
 }
 
-/// Where AMD's device of that number sits, such as `0000:03:00.0`: by that the kernel driver's topology knows it.
+/// The PCI address of AMD's device with that number, such as `0000:03:00.0`, by which the kernel driver's topology
+/// lists it.
 pub fn hip_pci_address(ordinal: i32) -> Result<String, DriverError> {
     Device::hip(ordinal, true)?.pci_address()
 }
 
 impl VendorDriver {
-    /// AMD's device of that number. The chip is the caller's knowledge: the runtime tells the spoofed one.
+    /// AMD's device with that number. The caller provides the chip: the runtime reports the spoofed one.
     pub fn hip(ordinal: i32, chip: &HipChip) -> Result<VendorDriver, DriverError> {
         VendorDriver::of(
             Device::hip(ordinal, true)?,

@@ -1,8 +1,8 @@
-//! What everything that calls `libamdhip64` shares: which copy it is, and that a failed call of ours leaves no trace.
+//! Shared by everything that calls `libamdhip64`: which copy to use, and how a failed call of ours leaves no trace.
 
 use crate::dynamic::{self, Found, LibraryMissing, Wanted, function_table};
 
-/// Libraries that are linked to the runtime: torch's, and the one through which other frameworks compute convolutions.
+/// Libraries linked to the runtime: torch's, and the one through which other frameworks compute convolutions.
 pub(crate) const USERS: [&str; 3] = ["libtorch_hip", "libc10_hip", "libMIOpen"];
 /// A function of the runtime in every version.
 const WITNESS: &str = "hipRuntimeGetVersion";
@@ -31,8 +31,8 @@ impl LastError {
         Functions::load(library).map(LastError)
     }
 
-    /// Makes calls, and afterwards removes the error that they left. One that was there before is not ours to remove:
-    /// then the note stays, whatever it says now.
+    /// Makes calls, then clears the error that they left. An error from before is not ours to clear: then the note
+    /// stays, whatever it says now.
     pub(super) fn keep<T>(&self, calls: impl FnOnce() -> T) -> T {
         // SAFETY: without arguments, in every version.
         let before = unsafe { (self.0.peek)() };

@@ -1,4 +1,4 @@
-//! Drivers: what runs code objects. HIP and CUDA by `dlopen`, and the emulator of RDNA1.
+//! Drivers, which run code objects: HIP and CUDA by `dlopen`, and the emulator of RDNA1.
 
 mod cuda;
 mod device;
@@ -27,10 +27,10 @@ use crate::model::DeviceModel;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The driver's library is not there.
+    /// The driver's library is missing.
     #[error("no driver: {0}")]
     Missing(#[from] crate::dynamic::LibraryMissing),
-    /// The library is there and lacks something.
+    /// The library lacks a function.
     #[error("the driver cannot be used: {0}")]
     Unusable(String),
     /// A call failed.
@@ -51,11 +51,11 @@ pub enum DriverError {
 /// What a driver runs on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
-    /// The device's name, as the driver says it.
+    /// The device's name, from the driver.
     pub name: String,
-    /// The architecture that the runtime believes in: `gfx1030` under a spoof, `sm_90`.
+    /// The architecture that the runtime reports: `gfx1030` under a spoof, `sm_90`.
     pub reported_architecture: String,
-    /// The architecture of the chip that is really there; what kernels are compiled for.
+    /// The true chip's architecture, which kernels are compiled for.
     pub true_architecture: String,
     /// The driver, with its version.
     pub driver: String,
@@ -64,13 +64,13 @@ pub struct Description {
 }
 
 impl Description {
-    /// Whether it is an emulated card, which takes about a thousand times as long as a real one.
+    /// Whether it is an emulated card, about a thousand times slower than a real one.
     pub fn is_emulated(&self) -> bool {
         self.name.contains("emulated")
     }
 }
 
-/// A loaded kernel. Modules stay loaded as long as the process lives: captured graphs may hold their functions.
+/// A loaded kernel. Modules are never unloaded: captured graphs may hold their functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function(pub u64);
 
@@ -78,10 +78,10 @@ pub struct Function(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamEvent(pub u64);
 
-/// What memory for measuring is filled with: 1.0 in f16, about 0.008 in f32 and bf16, 3e-19 in f64.
+/// The fill of memory for measuring: 1.0 in f16, about 0.008 in f32 and bf16, 3e-19 in f64.
 const FILLING: u32 = 0x3c00_3c00;
 
-/// Something that runs code objects.
+/// Runs code objects.
 ///
 /// Streams are the driver's own handles as numbers, as torch hands them out; 0 is the default stream. A driver that has done
 /// everything when a call returns needs no events and has nothing to wait for.
@@ -109,7 +109,7 @@ pub trait Driver: Send + Sync {
         stream: u64,
     ) -> Result<(), DriverError>;
 
-    /// Whether a stream is recording a graph: then nothing may be compiled, loaded or waited for.
+    /// Whether a stream records a graph, during which nothing may be compiled, loaded or waited for.
     fn is_capturing(&self, stream: u64) -> Result<bool, DriverError>;
 
     /// Creates an event.
@@ -122,7 +122,7 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
-    /// Milliseconds between two events that have both happened; `None` while they have not.
+    /// Milliseconds between two events; `None` until both have happened.
     fn elapsed(&self, _from: StreamEvent, _to: StreamEvent) -> Result<Option<f32>, DriverError> {
         Ok(Some(0.0))
     }
@@ -132,8 +132,7 @@ pub trait Driver: Send + Sync {
         Ok(())
     }
 
-    /// Device memory full of small finite numbers, whatever type they are read as: for measuring. Torch's tensors come
-    /// from torch.
+    /// Device memory for measuring, full of small finite numbers in any type. Torch's tensors come from torch.
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
         Err(DriverError::Unusable(format!("it gives out no memory, and {bytes} bytes were asked for")))
     }
@@ -146,7 +145,7 @@ pub trait Driver: Send + Sync {
         Err(DriverError::Unusable(format!("it gave out no memory, and {address:#x} is to be given back")))
     }
 
-    /// Copies device memory to the host when the stream has come to it, and waits for that: as [`Driver::synchronize`].
+    /// Copies device memory to the host once the stream has reached this point, and waits: as [`Driver::synchronize`].
     ///
     /// # Safety
     /// As many bytes of device memory as `to` has must lie at `from`.

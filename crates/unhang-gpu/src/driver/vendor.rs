@@ -1,5 +1,5 @@
-//! NVIDIA's and AMD's drivers: the same calls under two names. What differs is how a device is described ([`super::cuda`],
-//! [`super::hip`]) and made current ([`super::device`]).
+//! NVIDIA's and AMD's drivers: the same calls under two names. They differ in how a device is described
+//! ([`super::cuda`], [`super::hip`]) and made current ([`super::device`]).
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -11,7 +11,7 @@ use crate::compiler::Compiler;
 use crate::dynamic::{Vendor, function_table};
 
 function_table! {
-    /// What drivers do with devices, kernels and memory.
+    /// The drivers' functions for devices, kernels and memory.
     Calls {
         version: "cuDriverGetVersion" | "hipRuntimeGetVersion" as fn(*mut i32);
         device_name: "cuDeviceGetName" | "hipDeviceGetName" as fn(*mut c_char, i32, i32);
@@ -47,7 +47,7 @@ pub struct VendorDriver {
     description: Description,
 }
 
-/// What a vendor's driver says of a device.
+/// A vendor's driver's description of a device.
 pub(super) struct Told {
     pub name: String,
     pub memory: u64,
@@ -122,7 +122,7 @@ impl Driver for VendorDriver {
             // SAFETY: a whole object, and a place for the handle.
             let code = unsafe { (self.calls.module_load.call)(&mut module, object.as_ptr().cast()) };
             self.device().check(code, self.calls.module_load.name)?;
-            // HIP goes on pointing into the object, as long as the module lives: as long as the process.
+            // HIP keeps pointers into the object for the life of the module, which is that of the process.
             if self.device().vendor() == Vendor::Amd {
                 Box::leak(object);
             }

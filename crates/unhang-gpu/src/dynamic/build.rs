@@ -1,4 +1,4 @@
-//! Which build of a library is loaded: what its linker wrote into it, or a checksum where it wrote nothing.
+//! Identifies the build of a loaded library: by the linker's id, or by a checksum if there is none.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ unsafe extern "C" fn look_at(library: *mut libc::dl_phdr_info, _size: usize, sea
     0
 }
 
-/// The build's id among notes: each is the length of a name, the length of what it says, a type, then both, padded to
+/// The build's id among notes: each has the length of its name, the length of its value, a type, then both, padded to
 /// four bytes.
 fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
     loop {

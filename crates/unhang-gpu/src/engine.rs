@@ -50,7 +50,7 @@ impl Default for GpuSettings {
     }
 }
 
-/// Device memory for one launch. Null for what is not there.
+/// Device memory for one launch. Null if absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DevicePointers {
     /// The first operand.
@@ -65,14 +65,14 @@ pub struct DevicePointers {
     pub workspace: u64,
 }
 
-/// How a problem is to be prepared.
+/// How to prepare a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Request {
     /// The stream on which it will run.
     pub stream: u64,
     /// The most bytes of workspace, where that is less than the engine's own limit.
     pub workspace_limit: Option<u64>,
-    /// Whether a new problem waits for its own kernels. Otherwise the generic kernels may serve it meanwhile: at once,
+    /// Whether to wait for a new problem's own kernels. Otherwise generic kernels may serve it meanwhile: at once,
     /// slower, and with other roundings.
     pub wait: bool,
 }
@@ -86,7 +86,7 @@ pub struct Prepared {
     plan: LaunchPlan,
     functions: Vec<Function>,
     kernels: String,
-    /// What would be better and is being compiled, the best first.
+    /// Better ways that are being compiled, the best first.
     better: Vec<Candidate>,
 }
 
@@ -119,24 +119,24 @@ impl Prepared {
         &self.plan
     }
 
-    /// Bytes of workspace that the caller has to give.
+    /// Bytes of workspace that the caller must give.
     pub fn workspace_bytes(&self) -> u64 {
         self.plan.workspace_bytes
     }
 
-    /// What its kernels are, whatever the sizes that they get at run time: a text that is the same wherever the same
-    /// machine code is run. Verdicts about kernels are kept under it.
+    /// Identifies its kernels, whatever sizes they get at run time: a text that is the same wherever the same machine
+    /// code runs. Verdicts about kernels are stored under it.
     pub fn kernels(&self) -> &str {
         &self.kernels
     }
 
-    /// Whether these serve while better ones are being compiled.
+    /// Whether these are a stopgap while better ones are compiled.
     pub fn is_provisional(&self) -> bool {
         !self.better.is_empty()
     }
 }
 
-/// Which of a problem's kernels are meant.
+/// Which kernels of a problem to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Wanted {
     /// Those of this choice, in this form.
@@ -148,17 +148,18 @@ enum Wanted {
 /// What was prepared.
 type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
 
-/// A program that sees ever new sizes must not fill its memory with what was prepared for each. What is in use is held by
-/// its user; the rest is prepared again from kernels that stay loaded.
+/// A program with ever new sizes must not fill its memory with prepared problems. Users hold those in use; the rest are
+/// prepared again from kernels that stay loaded.
 const MOST_PREPARED: usize = 10_000;
 
-/// The most kernels that are loaded or kept in memory. Modules are never unloaded, since a recorded graph may hold their
-/// functions; so beyond this a new problem gets no specialised kernels, and the general ones, which are few, serve it.
+/// The most kernels that are loaded or kept in memory. Modules are never unloaded, since a recorded graph may hold
+/// their functions. Beyond this limit a new problem gets no specialised kernels, and the general ones, which are few,
+/// serve it.
 const MOST_KERNELS: usize = 2048;
 
-/// A plain kernel that would take longer than this is not worth having: its own is compiled in about that time.
+/// A plain kernel slower than this is not used: its own kernel compiles in about that time.
 const PROVISIONAL_SECONDS: f64 = 0.5;
-/// A problem's own kernels are compiled where the model gives them less than this share of the general ones' time.
+/// A problem's own kernels are compiled if the model predicts less than this share of the general ones' time.
 const SPECIALISED_PAYS: f64 = 0.95;
 
 /// Our kernels on one device.
@@ -169,14 +170,14 @@ pub struct GpuEngine {
     functions: Mutex<HashMap<Kernel, Function>>,
     prepared: Mutex<PreparedProblems>,
     preferred: Mutex<HashMap<Problem, Choice>>,
-    /// What others measured: followed where nothing was measured here.
+    /// Others' measurements: used where nothing was measured here.
     hinted: Mutex<HashMap<Problem, Choice>>,
     /// The kernel families that may run; `None` for all of them.
     allowed: Mutex<Option<BTreeSet<String>>>,
     most_kernels: usize,
 }
 
-/// A map behind a poisoned lock is whole: no code of ours leaves one half changed.
+/// A map behind a poisoned lock is consistent: no code of ours leaves one half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -186,7 +187,7 @@ impl GpuEngine {
     pub fn new(driver: Box<dyn Driver>, settings: GpuSettings) -> GpuEngine {
         let memory = driver.description().model.memory;
         let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(4 << 30));
-        // Without a cache everything works, only slower at the next start.
+        // Without a cache everything works, but the next start is slower.
         let cache = settings.cache_folder.and_then(|folder| Cache::open(&folder, settings.cache_limit).ok());
         let description = driver.description();
         let shipped = settings.shipped_folder.and_then(|folder| Shipped::open(&folder).ok());
@@ -220,7 +221,7 @@ impl GpuEngine {
         &*self.driver
     }
 
-    /// What makes our kernels what they are here: their sources, the compiler, the chip. Canaries are kept under it.
+    /// Identifies our kernels here: their sources, the compiler, the chip. Canaries are stored under it.
     pub fn identity(&self) -> String {
         let (description, compiler) = (self.driver.description(), self.driver.compiler().version());
         let sources = SourceFile::ALL.map(SourceFile::text);
@@ -240,19 +241,19 @@ impl GpuEngine {
         self.workshop.shipped()
     }
 
-    /// Whether there are kernels to be had at all: a compiler, or some that came with the package. If not, why.
+    /// Whether any kernels are available: a compiler, or some from the package. If not, why.
     pub fn has_kernels(&self) -> Result<(), CompileError> {
         self.workshop.has_kernels()
     }
 
-    /// Whether a problem is taken; if not, why. Cheap: nothing is compiled.
+    /// Whether a problem is supported; if not, why. Cheap: nothing is compiled.
     pub fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
         LaunchPlan::new(problem, &Choice::Plain)
             .map(|_| ())
             .map_err(|error| Unsupported { engine: EngineName::Jit, reason: error.reason })
     }
 
-    /// Lets only these kernel families run from now on; `None` lets all of them.
+    /// Allows only these kernel families from now on; `None` allows all of them.
     pub fn allow(&self, families: Option<BTreeSet<String>>) {
         let mut allowed = lock(&self.allowed);
         if *allowed != families {
@@ -261,7 +262,7 @@ impl GpuEngine {
         }
     }
 
-    /// The ways to compute a problem that may be taken, fastest by the model first.
+    /// The allowed ways to compute a problem, fastest by the model first.
     pub fn candidates(&self, problem: &Problem) -> Vec<Candidate> {
         self.candidates_within(problem, self.workspace_limit)
     }
@@ -280,14 +281,15 @@ impl GpuEngine {
         lock(&self.preferred).contains_key(problem)
     }
 
-    /// Takes this choice for a problem from now on: what was measured to be the fastest, now or in an earlier process.
+    /// Uses this choice for a problem from now on: it was measured to be the fastest, now or in an earlier process.
     pub fn prefer(&self, problem: &Problem, choice: Choice) {
         lock(&self.preferred).insert(problem.clone(), choice);
         lock(&self.prepared).retain(|(known, _), _| known != problem);
     }
 
-    /// Goes by a measurement of an earlier run, if it is of this device and these kernels; says whether it does. What somebody
-    /// else measured is a hint: it is still measured here where that is asked for, and never makes results less exact.
+    /// Uses a measurement of an earlier run, if it is of this device and these kernels; returns whether it does.
+    /// Others' measurements are hints: they are measured again here if tuning is enabled, and never make results less
+    /// exact.
     pub fn take_tuning(&self, tuned: &Tuned, imported: bool) -> bool {
         let Ok(choice) = tuned.choice.parse::<Choice>() else { return false };
         if !is_current(tuned, &*self.driver) || (imported && matches!(choice, Choice::HalfGemm { .. })) {
@@ -298,12 +300,13 @@ impl GpuEngine {
         true
     }
 
-    /// The choice that would be taken for a problem: the preferred one, else the model's first.
+    /// The choice for a problem: the preferred one, else the model's first.
     pub fn choose(&self, problem: &Problem) -> Choice {
         self.choose_within(problem, self.workspace_limit).map_or(Choice::Plain, |found| found.choice)
     }
 
-    /// The general ways that may be taken and are available here: their kernels came with the package, or there is a compiler.
+    /// The general ways that are allowed and available here: their kernels came with the package, or there is a
+    /// compiler.
     fn general_within(&self, problem: &Problem, limit: u64) -> Vec<Candidate> {
         let mut found = general_candidates(problem, &self.driver.description().model, limit);
         if let Some(allowed) = &*lock(&self.allowed) {
@@ -320,13 +323,13 @@ impl GpuEngine {
         lock(&self.functions).len() + self.workshop.held()
     }
 
-    /// Whether kernels of a problem's own may be had: there is room for more, or they are loaded.
+    /// Whether a problem may have its own kernels: there is room for more, or they are loaded.
     fn has_room_for(&self, plan: &LaunchPlan) -> bool {
         self.kernels() < self.most_kernels
             || plan.stages.iter().all(|stage| lock(&self.functions).contains_key(&stage.kernel))
     }
 
-    /// Refuses kernels that would be more than there is room for. General ones are few, and always had.
+    /// Refuses kernels beyond the limit. General ones are few, and always allowed.
     fn make_room_for(&self, problem: &Problem, wanted: &Candidate) -> Result<(), GpuError> {
         if wanted.form == Form::General || self.has_room_for(&wanted.plan) {
             return Ok(());
@@ -335,7 +338,7 @@ impl GpuEngine {
         Err(GpuError::NoRoom { most: self.most_kernels, choice, problem })
     }
 
-    /// What is to compute a problem within a limit of workspace: what was measured, else the model's first. Where general
+    /// The way to compute a problem within a limit of workspace: what was measured, else the model's first. If general
     /// kernels are as good by the model, nothing is compiled for the problem alone.
     fn choose_within(&self, problem: &Problem, limit: u64) -> Result<Candidate, GpuError> {
         self.choose_beside(problem, limit, self.general_within(problem, limit).first())
@@ -377,7 +380,7 @@ impl GpuEngine {
         })
     }
 
-    /// Compiles and loads what computes a problem; from memory or the cache where it can.
+    /// Compiles and loads the kernels for a problem; from memory or the cache if possible.
     pub fn prepare(&self, problem: &Problem) -> Result<Arc<Prepared>, GpuError> {
         self.prepare_as(problem, None)
     }
@@ -414,11 +417,11 @@ impl GpuEngine {
                 return self.take_last(problem, ranks, key);
             }
         }
-        // Nothing better is there yet. A new problem waits for the last of them, the quickest to be had.
+        // Nothing better is available yet. A new problem waits for the last way, the quickest to get.
         known.map_or_else(|| self.take_last(problem, ranks, key), Ok)
     }
 
-    /// Takes the last of several ways; the ones before it are compiled in the background.
+    /// Takes the last of several ways and compiles the others in the background.
     fn take_last(
         &self,
         problem: &Problem,
@@ -426,16 +429,16 @@ impl GpuEngine {
         key: (Problem, Wanted),
     ) -> Result<Arc<Prepared>, GpuError> {
         let Some(taken) = ranks.pop() else { return self.prepare(problem) };
-        // General kernels are few and serve other problems too: they come first. What there is no room for any more would
-        // be waited for in vain.
+        // General kernels are few and serve other problems too: they come first. A kernel without room would be waited
+        // for in vain.
         ranks.reverse();
         ranks.retain(|better| self.compile_later(problem, better).is_ok());
         ranks.reverse();
         self.finish(problem, taken, key, ranks)
     }
 
-    /// What is wanted for a problem, then what may serve until it is compiled: general kernels, the plain ones where they
-    /// take no longer than compiling would.
+    /// The wanted way for a problem, then stopgaps until it is compiled: general kernels, the plain ones if they take
+    /// no longer than compiling would.
     fn rank(&self, problem: &Problem, limit: u64) -> Result<Vec<Candidate>, GpuError> {
         let all = self.general_within(problem, limit);
         let wanted = self.choose_beside(problem, limit, all.first())?;
@@ -455,7 +458,7 @@ impl GpuEngine {
         Ok(ranks)
     }
 
-    /// Prepares a problem with a given choice, or `None` for the engine's own, and whatever it takes.
+    /// Prepares a problem with a given choice, or `None` for the engine's own, however long it takes.
     pub fn prepare_as(&self, problem: &Problem, choice: Option<Choice>) -> Result<Arc<Prepared>, GpuError> {
         match choice {
             Some(choice) => self.prepare_form(problem, choice, Form::Specialised),
@@ -490,13 +493,13 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Has a choice's kernels compiled in the background.
+    /// Compiles a choice's kernels in the background.
     pub fn compile_choice_later(&self, problem: &Problem, choice: Choice) -> Result<(), GpuError> {
         let plan = LaunchPlan::new(problem, &choice)?;
         self.compile_later(problem, &Candidate { choice, form: Form::Specialised, plan, seconds: 0.0 })
     }
 
-    /// Whether a plan's kernels are available without compiling. An error is that of compiling one in the background.
+    /// Whether a plan's kernels are available without compiling. An error comes from compiling one in the background.
     pub fn is_at_hand(&self, plan: &LaunchPlan) -> Result<bool, GpuError> {
         for stage in &plan.stages {
             if lock(&self.functions).contains_key(&stage.kernel) {
@@ -542,7 +545,7 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Compiles what would compute a problem into the cache, without loading it.
+    /// Compiles a problem's kernels into the cache, without loading them.
     pub fn warm(&self, problem: &Problem) -> Result<(), GpuError> {
         self.supports(problem)?;
         self.compile(&self.choose_within(problem, self.workspace_limit)?.plan)
@@ -563,8 +566,8 @@ impl GpuEngine {
         self.workshop.settle(patience)
     }
 
-    /// Compiles nothing more in the background, and waits up to that long for what is being compiled. To be called
-    /// before the process ends.
+    /// Stops compiling in the background, and waits up to that long for what has started. Call it before the process
+    /// ends.
     pub fn close(&self, patience: Duration) -> bool {
         self.workshop.close(patience)
     }

@@ -8,11 +8,11 @@ use crate::driver::DriverError;
 use crate::object::ObjectError;
 use crate::plan::PlanError;
 
-/// Why the GPU engine did not do what was asked.
+/// Why the GPU engine did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// It does not take the problem.
+    /// It does not support the problem.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// A choice does not fit the problem.
@@ -52,7 +52,7 @@ pub enum GpuError {
     /// The stream records a graph and the problem was not prepared before.
     #[error("the stream is recording a graph, in which nothing can be compiled or loaded: run the problem once before")]
     Capturing,
-    /// As many kernels are loaded as may be, and modules are never unloaded.
+    /// The limit of loaded kernels is reached, and modules are never unloaded.
     #[error("{most} GPU kernels are loaded in this process and no more are: {choice} for {problem} is not compiled")]
     NoRoom {
         /// The most that may be loaded.
@@ -65,7 +65,7 @@ pub enum GpuError {
 }
 
 impl GpuError {
-    /// Whether nothing was begun: another engine may take the problem, and nothing is held against this one.
+    /// Whether nothing was begun: another engine may compute the problem, and this one is not blamed.
     pub fn is_refusal(&self) -> bool {
         match self {
             GpuError::Unsupported(_)

@@ -1,4 +1,5 @@
-//! What kernels reach of a chip's peak, by kind: the fitted part of [`crate::model`], one table for each kind of chip.
+//! The share of a chip's peak that each kind of kernel reaches: the fitted part of [`crate::model`], one table for each
+//! kind of chip.
 
 /// Factors on the best tile's rate: 1 where a kind of kernel loses nothing.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,7 +68,8 @@ pub struct Shares {
     pub fused: f64,
     /// Sources in NHWC in tiles of many columns and few threads, which turn them over.
     pub turned_in_few_threads: f64,
-    /// How many multiply-adds of a unit a line takes that one lane of a scattered read touches: those of a clock, at best.
+    /// The multiply-adds that a unit could do in the time of one cache line that a lane of a scattered read touches:
+    /// those of a clock, at best.
     pub line: f64,
     /// Instructions of the direct kernel.
     pub direct: f64,

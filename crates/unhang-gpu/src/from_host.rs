@@ -1,4 +1,4 @@
-//! Our kernels on operands in the host's memory: device memory is allocated, filled, computed on, waited for and given back.
+//! Our kernels on operands in the host's memory: allocates device memory, fills it, computes, waits and frees it.
 //!
 //! For supervised children, tests, and tiles that are cut on the host. Whoever calls it must expect that it never returns.
 
@@ -8,10 +8,10 @@ use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Oper
 use crate::driver::Driver;
 use crate::{DevicePointers, GpuEngine, GpuError, Prepared};
 
-/// What a kernel leaves unwritten shows: a NaN in every type.
+/// Shows what a kernel leaves unwritten: a NaN in every type.
 const UNWRITTEN: u8 = 0xff;
 
-/// The GPU engine as one that computes in this process's memory.
+/// The GPU engine as one on this process's memory.
 pub struct FromHost<'a> {
     engine: &'a GpuEngine,
 }
@@ -74,7 +74,7 @@ impl Engine for FromHost<'_> {
     }
 }
 
-/// Device memory that is given back.
+/// Device memory, freed on drop.
 struct Memory<'a> {
     driver: &'a dyn Driver,
     places: Vec<u64>,

@@ -15,7 +15,7 @@ use crate::plan_parts::{as_product, winograd_places};
 use crate::shapes::Shape;
 use crate::sources::{Constant, SourceFile};
 
-/// What the model knows of a device.
+/// A device, as the model knows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceModel {
     /// Compute units (AMD) or multiprocessors (NVIDIA).
@@ -68,8 +68,8 @@ impl DeviceModel {
     }
 }
 
-/// What a tile reaches, relative to the best one: small tiles read LDS more often for each product, and small or flat
-/// ones read memory more often.
+/// A tile's rate relative to the best one: small tiles read LDS more often for each product, and small or flat ones
+/// read memory more often.
 fn tile_share(tile: Tile, shares: &Shares) -> f64 {
     let shape = match (tile.thread_rows, tile.thread_columns) {
         (8, 8) => 1.0,
@@ -82,8 +82,8 @@ fn tile_share(tile: Tile, shares: &Shares) -> f64 {
     shape * (shared / (shared + 8.5)) / (64.0 / 72.5)
 }
 
-/// How much longer general kernels take than the same choice specialised: geometric means over 78 layers in all directions on
-/// an H200 (`gpu_bench.py bench --table layer` and `--table more`).
+/// The slow-down of general kernels against the same choice specialised: geometric means over 78 layers in all
+/// directions on an H200 (`gpu_bench.py bench --table layer` and `--table more`).
 pub fn general_slowdown(choice: &Choice) -> f64 {
     match choice {
         Choice::Gemm { .. } | Choice::HalfGemm { .. } | Choice::Patches { .. } => 1.15,
@@ -106,8 +106,9 @@ pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &
     plan.stages.iter().map(|stage| device.launch + stage_seconds(problem, choice, stage, device)).sum()
 }
 
-/// Seconds of the plain kernels. A thread waits for the two loads of each product of its sum, one product after the other; a
-/// workgroup of backward-weights begins and ends for each element of the filter. What is shorter than a launch is hidden by it.
+/// Seconds of the plain kernels. A thread waits for the two loads of each product of its sum, one product after the
+/// other; a workgroup of backward-weights starts and ends for each element of the filter. The launch hides anything
+/// shorter.
 fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let elements = elements(problem);
     let moved = elements.iter().sum::<f64>() * problem.data_type().size() as f64 / device.bandwidth;
@@ -120,13 +121,13 @@ fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 
     } else {
         products * waits.plain_product + elements[2] / units * waits.plain_place
     };
-    // Finding its place, and its first loads, which nothing hides.
+    // Computing its place, and its first loads, which nothing hides.
     let begin = if problem.direction() == Direction::BackwardData { waits.plain_begin_data } else { waits.plain_begin };
     // One or two loads for each product, mostly from caches, and 64-bit addressing.
     (waiting + begin - device.launch).max(problem.flops() / (device.flops * 0.02)).max(moved)
 }
 
-/// A constant of a stage's kernel; 1 where a kernel has none of that name, as general kernels lack sizes.
+/// A constant of a stage's kernel; 1 if it has none of that name, as general kernels lack sizes.
 fn constant(stage: &Stage, which: Constant) -> f64 {
     stage.kernel.value(which).unwrap_or(1) as f64
 }
@@ -204,14 +205,15 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
                     transformed * (places * 4.0 + 16.0 * size)
                 }
             };
-            // What was just written and fits the last cache does not come from memory.
+            // Data that was just written and fits in the last cache is not read from memory.
             let rate = if moved < device.cache { device.bandwidth } else { device.bandwidth * 0.6 };
             moved / rate
         }
     }
 }
 
-/// Winograd's transforms for stride 2: what they move. A thread has 25 numbers of a transformed tensor, or 81 in four phases.
+/// The traffic of Winograd's transforms for stride 2. A thread has 25 numbers of a transformed tensor, or 81 in four
+/// phases.
 fn stride2_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
     let size = problem.data_type().size() as f64;
     let elements = elements(problem);
@@ -234,7 +236,7 @@ fn overlapped(one: f64, other: f64, rest: f64) -> f64 {
     one.max(other) + one.min(other) * rest
 }
 
-/// What waits when a thread needs many registers: fewer waves hide each other's reads.
+/// The loss when a thread needs many registers: fewer waves hide each other's reads.
 fn crowded(registers: f64, power: f64) -> f64 {
     (registers / 64.0).max(1.0).powf(power)
 }
@@ -256,8 +258,8 @@ fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f6
     (rows, each)
 }
 
-/// A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter, beside the products;
-/// threads that are too few leave units idle. Fitted to an H200.
+/// For each row and tap of a strip a read of the first cache, and for each tap of the filter one of LDS, in addition to
+/// the products; too few threads leave units idle. Fitted to an H200.
 fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
@@ -430,7 +432,7 @@ fn splits_of(choice: &Choice) -> f64 {
     }
 }
 
-/// Slices of the reduction that workgroups have: on average, and where it is longest.
+/// Slices of the reduction for a workgroup: on average, and in the longest one.
 fn slices(problem: &Problem, stage: &Stage, in_phases: bool) -> (f64, f64) {
     let longest = match stage.shape {
         Shape::Gemm(shape) => f64::from(shape.steps_per_split),
@@ -458,9 +460,9 @@ fn slices(problem: &Problem, stage: &Stage, in_phases: bool) -> (f64, f64) {
 /// Workgroups that a compute unit has one after the other, of `each` in all.
 fn rounds(each: f64, tile: Tile) -> f64 {
     let resident = resident(tile);
-    // Few workgroups alone leave the unit waiting for memory and barriers.
+    // Few workgroups leave the unit waiting for memory and barriers.
     let filled = |blocks: f64| ((blocks.ceil().min(resident) * tile.threads() as f64).min(512.0) / 512.0).powf(0.28);
-    // Workgroups come in rounds as long as there are few of them, the last one with fewer; many even out.
+    // Few workgroups run in rounds, the last one with fewer; many even out.
     if each > 3.0 * resident {
         return each + 0.4 * resident;
     }
@@ -530,7 +532,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     (rounds(each, tile) * products / unit_rate + late + fixed).max(moved / (device.bandwidth * 0.8))
 }
 
-/// What is left where operands are not read as a tile likes them.
+/// The share that remains if operands are not laid out as a tile likes them.
 fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares: &Shares) -> f64 {
     let filter_bytes = problem.operand_shapes()[1].iter().product::<usize>() * problem.data_type().size();
     let is_pointwise = problem.kernel() == [1, 1];
@@ -566,7 +568,8 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
     }
 }
 
-/// What backward-weights in NCHW gains where both operands come in quads, and loses in small tiles where each element is gathered.
+/// What backward-weights in NCHW gains if both operands are read in quads, and loses in small tiles that gather each
+/// element.
 fn gathering_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
     match (choice, stage.kernel.value(Constant::SourceQuads)) {
         (Choice::Weights { .. }, Some(1))
@@ -581,8 +584,8 @@ fn gathering_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) 
     }
 }
 
-/// What is left where few threads with many sums each wait for their reads, in kernels that do little beside reading and multiplying;
-/// and what products in pairs gain.
+/// The share that remains if few threads with many sums each wait for their reads, in kernels that do little except
+/// reading and multiplying; and what products in pairs gain.
 fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
     let is_gemm = stage.kernel.source == SourceFile::Gemm;
     let pointwise = is_gemm && stage.kernel.value(Constant::Pointwise) == Some(1);

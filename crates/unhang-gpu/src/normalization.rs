@@ -13,7 +13,7 @@ use crate::shapes::{Divisor, NormalizationShape, Shape};
 use crate::sources::{Kernel, SourceFile, type_number};
 use crate::{GpuEngine, GpuError};
 
-/// What the kernels of this module are called where families of kernels are named.
+/// The name of this module's kernel family.
 pub const FAMILY: &str = "normalization";
 
 /// Threads of a workgroup.
@@ -43,7 +43,7 @@ pub struct Strides {
 pub enum Operation {
     /// By the batch's own mean and variance.
     Train,
-    /// By given ones, or none: bias and activation alone.
+    /// By given ones, or none: only bias and activation.
     Apply,
     /// The gradients, by saved statistics.
     Backward,
@@ -68,26 +68,26 @@ pub struct Task {
     pub z: Strides,
     /// From one parameter to the next, along channels and pixels.
     pub parameters: [usize; 2],
-    /// The types of scale, bias, mean and variance. What is added to each unit is of the bias's type.
+    /// The types of scale, bias, mean and variance. The addend of each unit has the bias's type.
     pub types: [DataType; 4],
     /// What is added to variances.
     pub epsilon: f64,
     /// The share of the new statistics in the running ones.
     pub momentum: f64,
-    /// What x and the second operand are multiplied with where statistics are given.
+    /// The factors of x and the second operand if statistics are given.
     pub factors: [f64; 2],
     /// What follows.
     pub activation: Activation,
 }
 
-/// Device memory of a normalisation; 0 for what is not there.
+/// Device memory of a normalisation; 0 if absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the others are named as in the definition")]
 pub struct Buffers {
     pub x: u64,
     /// The result.
     pub y: u64,
-    /// What is added, or the gradient of y.
+    /// The addend, or the gradient of y.
     pub z: u64,
     /// What is added to each unit.
     pub addend: u64,
@@ -143,8 +143,8 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// The launches of a task. With `in_chunks` units are divided among as many workgroups as `compute_units` need, which takes a
-    /// workspace; without it none is used. None where elements cannot be counted with 31 bits.
+    /// The launches of a task. With `in_chunks`, units are divided among as many workgroups as `compute_units` need,
+    /// which takes a workspace; without it none is used. `None` if elements cannot be counted in 31 bits.
     pub fn new(task: &Task, in_chunks: bool, compute_units: usize) -> Option<Launches> {
         let sizes = &task.sizes;
         let (units, count) = (sizes.units(), sizes.count());
@@ -157,7 +157,7 @@ impl Launches {
             (far < i32::MAX as usize).then_some(())?;
         }
         (sizes.elements() < i32::MAX as usize).then_some(())?;
-        // Neighbours in memory are units, unless they are elements of one: then all threads have the same unit.
+        // Neighbours in memory are units, unless they are elements of one unit: then all threads share it.
         let along_elements = if count == sizes.batch { task.x.image } else { task.x.pixel };
         let along_units = if sizes.per_activation && sizes.pixels > 1 { task.x.pixel } else { task.x.channel };
         let lane_bits = if along_units == 1 && units > 1 && along_elements != 1 { LANE_BITS } else { 0 };
@@ -188,7 +188,7 @@ impl Launches {
         })
     }
 
-    /// Bytes of workspace that the caller has to give.
+    /// Bytes of workspace that the caller must give.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
     }
@@ -276,15 +276,15 @@ pub struct LoadedLaunches {
 }
 
 impl LoadedLaunches {
-    /// Bytes of workspace that the caller has to give.
+    /// Bytes of workspace that the caller must give.
     pub fn workspace_bytes(&self) -> u64 {
         self.launches.workspace_bytes
     }
 }
 
 impl GpuEngine {
-    /// Compiles and loads what launches in a stream need, from memory or the cache where it can. While that stream records a graph
-    /// only what is loaded already is available.
+    /// Compiles and loads the kernels of launches in a stream, from memory or the cache if possible. While that stream
+    /// records a graph, only loaded ones are available.
     pub fn load_normalization(&self, launches: Launches, stream: u64) -> Result<LoadedLaunches, GpuError> {
         if launches.kernels().any(|kernel| !self.is_loaded(kernel)) && self.driver().is_capturing(stream)? {
             return Err(GpuError::Capturing);

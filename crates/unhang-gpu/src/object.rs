@@ -13,7 +13,7 @@ use unhang_isa::audit::{Context, Rule, audit};
 use unhang_isa::elf::{CodeObject, ElfError, Function};
 use unhang_isa::{Chip, Program};
 
-/// What is known of a compiled kernel.
+/// The figures of a compiled kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
     /// The function.
@@ -34,13 +34,14 @@ pub struct Figures {
     pub lanes: u32,
     /// Waves that one SIMD can hold at a time.
     pub waves_per_simd: u32,
-    /// Whether its code was decoded and audited, which is done for gfx10; of later chips only what the compiler says is known.
+    /// Whether its code was decoded and audited, which is done for gfx10; for later chips only the compiler's figures
+    /// are known.
     pub audited: bool,
     /// Multiply-adds among all instructions of the innermost loop that has most of them; 0 without a loop.
     pub fma_share: f64,
     /// Places that are unsafe on the chip, by rule and offset.
     pub hazards: Vec<(Rule, u32)>,
-    /// Calls: callees get no work-arounds, so none are wanted.
+    /// Calls: callees get no work-arounds, so there must be none.
     pub calls: u32,
 }
 
@@ -81,7 +82,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// The figures of every kernel in an object, with the audit for `chip`, which is the chip that the code was made for.
+/// The figures of every kernel in an object, with the audit for `chip`, which the code was compiled for.
 pub fn figures(object: &[u8], chip: Chip) -> Result<Vec<Figures>, ObjectError> {
     let code = CodeObject::parse(object)?;
     let mut all = compiled_figures(&code, chip.name())?;
@@ -98,7 +99,7 @@ pub fn figures(object: &[u8], chip: Chip) -> Result<Vec<Figures>, ObjectError> {
     Ok(all)
 }
 
-/// Figures for any AMD chip: audited for gfx10, and what the compiler says of the kernels for later ones.
+/// Figures for any AMD chip: audited for gfx10, the compiler's figures for later ones.
 pub fn figures_for(object: &[u8], architecture: &str) -> Result<Vec<Figures>, ObjectError> {
     match architecture.parse() {
         Ok(chip) => figures(object, chip),
@@ -106,7 +107,7 @@ pub fn figures_for(object: &[u8], architecture: &str) -> Result<Vec<Figures>, Ob
     }
 }
 
-/// What the compiler says of the kernels in an object.
+/// The compiler's figures of the kernels in an object.
 fn compiled_figures(code: &CodeObject<'_>, architecture: &str) -> Result<Vec<Figures>, ObjectError> {
     let metadata = metadata(code)?;
     let kernels = field(&metadata, "amdhsa.kernels").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -132,7 +133,7 @@ fn compiled_figures(code: &CodeObject<'_>, architecture: &str) -> Result<Vec<Fig
     Ok(kernels.iter().map(figures).collect())
 }
 
-/// Refuses an object that is unsafe on the chip: hazards, instructions that it does not have, calls, jumps to anywhere.
+/// Refuses an object that is unsafe on the chip: hazards, instructions that the chip lacks, calls, indirect jumps.
 pub fn refuse_unsafe(object: &[u8], chip: Chip) -> Result<(), ObjectError> {
     let code = CodeObject::parse(object)?;
     for function in &code.functions {
@@ -171,7 +172,7 @@ fn field<'a>(map: &'a Value, key: &str) -> Option<&'a Value> {
     map.as_map()?.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value)
 }
 
-/// Vector registers of a lane in a SIMD, in which portions they are given out, and how many waves a SIMD holds: LLVM's figures
+/// Vector registers of a lane in a SIMD, their allocation granularity, and how many waves a SIMD holds: LLVM's figures
 /// for waves of 32 lanes (`AMDGPUBaseInfo.cpp`).
 fn register_file(architecture: &str) -> (u32, u32, u32) {
     match architecture {
@@ -218,7 +219,7 @@ fn fma_share(program: &Program) -> f64 {
     }
 }
 
-/// Makes an object that was compiled for `from` loadable for a runtime that believes in `to`.
+/// Makes an object compiled for `from` loadable by a runtime that reports `to`.
 pub fn retag(object: &[u8], from: Chip, to: Chip) -> Result<Vec<u8>, ObjectError> {
     let code = CodeObject::parse(object)?;
     if code.chip() != Some(from) {
@@ -231,7 +232,7 @@ pub fn retag(object: &[u8], from: Chip, to: Chip) -> Result<Vec<u8>, ObjectError
     // e_flags of a 64-bit ELF file. RDNA2 has no xnack, so the bits for it go too.
     let features = if to.is_rdna1() { code.flags & 0xf00 } else { 0 };
     tagged[48..52].copy_from_slice(&(u32::from(to.machine()) | features).to_le_bytes());
-    // So that the shield knows what the code really is.
+    // Tells the shield what the code really is.
     unhang_isa::elf::mark(&mut tagged, from);
     if let Some(target) = target {
         let (old, new) = (from.name().as_bytes(), to.name().as_bytes());

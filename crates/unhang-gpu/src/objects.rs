@@ -8,7 +8,7 @@ use crate::error::GpuError;
 use crate::object::{self, ObjectError};
 use crate::sources::Kernel;
 
-/// What a kernel's object is kept under: everything that made it.
+/// The key of a kernel's object: everything that made it.
 pub(crate) fn key_of(
     compiler: &dyn Compiler,
     kernel: &Kernel,
@@ -23,8 +23,8 @@ pub(crate) fn key_of(
     )
 }
 
-/// What is compiled for: the chip that is there. One whose objects we cannot relabel (a gfx1103 that passes as gfx1100) gets code
-/// for the chip that the runtime believes in, as everything else does that runs on it.
+/// The chip to compile for: the true one. If we cannot retag its objects (a gfx1103 that passes as gfx1100), the chip
+/// that the runtime reports, as for everything else that runs there.
 fn target<'a>(true_architecture: &'a str, reported_architecture: &'a str) -> &'a str {
     match true_architecture.parse::<Chip>() {
         Ok(_) => true_architecture,
@@ -63,8 +63,8 @@ pub(crate) fn object_for(
     Ok(object)
 }
 
-/// An object that was compiled for `target` and is to run on `chip` under a runtime that believes in `reported`. On an RDNA1
-/// chip one that is unsafe there is refused.
+/// An object compiled for `target`, to run on `chip` under a runtime that reports `reported`. On an RDNA1 chip an
+/// unsafe one is refused.
 pub(crate) fn audited_and_tagged(
     object: Vec<u8>,
     target: Chip,

@@ -1,4 +1,4 @@
-//! What a plan is: which kernels run one after the other, over which grids, with which numbers. `planning.rs` makes them.
+//! Plans: which kernels run in which order, over which grids, with which numbers. `planning.rs` makes them.
 //!
 //! Plans are pure values: they can be compiled without a GPU, executed by any [`crate::driver::Driver`], and compared in
 //! tests. Pointers are named and filled in at launch.
@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::shapes::Shape;
 use crate::sources::Kernel;
 
-/// A pointer that a kernel is given.
+/// A pointer argument of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pointer {
     /// The problem's first operand.
@@ -19,7 +19,7 @@ pub enum Pointer {
     Bias,
     /// Where the result goes.
     Result,
-    /// The workspace, that many bytes in.
+    /// The workspace, at that byte offset.
     Workspace(u64),
     /// Nothing.
     Null,
@@ -40,13 +40,13 @@ pub struct Stage {
     pub shape: Shape,
 }
 
-/// For whom kernels are compiled.
+/// What kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Form {
-    /// For one problem's channels and window: these are constants.
+    /// One problem's channels and window, as constants.
     #[default]
     Specialised,
-    /// For every problem of a kind: channels and window come with the launch. These are what a package carries.
+    /// Every problem of a kind: channels and window come with the launch. A package carries these.
     General,
 }
 
@@ -55,7 +55,7 @@ pub enum Form {
 pub struct LaunchPlan {
     /// The launches, in order, on one stream.
     pub stages: Vec<Stage>,
-    /// Bytes that the caller has to provide, aligned to 256.
+    /// Bytes that the caller must provide, aligned to 256.
     pub workspace_bytes: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct PlanError {
     pub reason: String,
 }
 
-/// The largest tensor, in bytes, that kernels with 32-bit offsets take. Half of what would fit: sums of two offsets do.
+/// The largest tensor, in bytes, for kernels with 32-bit offsets. Half of the range, so that sums of two offsets fit.
 pub const MAX_TENSOR_BYTES: u64 = 1 << 31;
 /// The largest single size that any kernel takes; sums and small products of two stay far inside an `int`.
 pub const MAX_EXTENT: usize = 1 << 24;

@@ -1,4 +1,4 @@
-//! The single launches that plans are made of: constants, grids and parameter structures as the kernels declare them.
+//! The launches that plans consist of: constants, grids and parameter structures as the kernels declare them.
 
 mod depthwise;
 mod depthwise_large;
@@ -71,7 +71,7 @@ impl Geometry {
         self.problem.operand_shapes()[2].iter().map(|&n| n as u64).product()
     }
 
-    /// An error where general kernels are asked for.
+    /// An error if general kernels are asked for.
     pub(crate) fn refuse_general(&self) -> Result<(), String> {
         match self.form {
             Form::Specialised => Ok(()),
@@ -79,7 +79,7 @@ impl Geometry {
         }
     }
 
-    /// Forward, else backward-data; an error for what computes no filter's gradient.
+    /// True in forward, false in backward-data, an error in backward-weights.
     pub(crate) fn is_forward(&self, choice: &str) -> Result<bool, String> {
         match self.problem.direction() {
             Direction::Forward => Ok(true),
@@ -99,12 +99,12 @@ impl Geometry {
         }
     }
 
-    /// What most kernels are compiled for.
+    /// The constants that most kernels are compiled for.
     fn constants(&self) -> Vec<(&'static str, i64)> {
         vec![("TYPE", type_number(self.problem.data_type())), ("CHANNELS_LAST", i64::from(self.channels_last()))]
     }
 
-    /// A kernel that needs to know no more than the type of the tensors.
+    /// A kernel that needs only the type of the tensors.
     fn kernel(&self, source: SourceFile, entry: &'static str) -> Kernel {
         Kernel::of_type(source, entry, self.problem.data_type())
     }
@@ -135,7 +135,7 @@ impl Geometry {
         if p.direction() == Direction::Forward { (p.in_size(), p.out_size()) } else { (p.out_size(), p.in_size()) }
     }
 
-    /// Whether this is a matrix product and no more: 1×1, stride 1, no padding.
+    /// Whether this is just a matrix product: 1×1, stride 1, no padding.
     pub(crate) fn is_pointwise(&self) -> bool {
         let p = &self.problem;
         p.kernel() == [1, 1] && p.stride() == [1, 1] && p.padding() == [0, 0]
@@ -200,7 +200,7 @@ fn ints<const N: usize>(values: [usize; N]) -> [i32; N] {
     values.map(int)
 }
 
-/// The same; none where one does not fit.
+/// As [`int`], but `None` if one does not fit.
 pub(crate) fn checked_ints<const N: usize>(values: [usize; N]) -> Option<[i32; N]> {
     values.iter().all(|&value| i32::try_from(value).is_ok()).then(|| ints(values))
 }

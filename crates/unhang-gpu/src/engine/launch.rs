@@ -11,7 +11,7 @@ use crate::error::GpuError;
 use crate::plan::{Pointer, Stage};
 use crate::shapes::Shape;
 
-/// A measurement that was put into a stream. What it holds is the process's until [`GpuEngine::forget`].
+/// A measurement that was put into a stream. It holds driver resources until [`GpuEngine::forget`].
 #[derive(Debug)]
 pub struct Timing {
     events: Vec<StreamEvent>,
@@ -78,8 +78,8 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Puts a measurement of a prepared problem into a stream and returns: one run to warm up, then `repeats` between two
-    /// events. [`GpuEngine::seconds`] says later what came out. Not while the stream records a graph.
+    /// Puts a measurement of a prepared problem into a stream and returns: one run to warm up, then `repeats` between
+    /// two events. [`GpuEngine::seconds`] reads it later. Not while the stream records a graph.
     ///
     /// # Safety
     /// As [`GpuEngine::launch`].
@@ -94,7 +94,7 @@ impl GpuEngine {
         self.time_calls(stream, repeats, || unsafe { self.launch(prepared, pointers, stream) })
     }
 
-    /// Times anything that puts one run of a problem into a stream.
+    /// Times any function that puts one run of a problem into a stream.
     pub fn time_calls<E: From<GpuError>>(
         &self,
         stream: u64,
@@ -121,26 +121,26 @@ impl GpuEngine {
         match put {
             Ok(()) => Ok(timing),
             Err(error) => {
-                // What went wrong says more than that an event cannot be given back.
+                // The first error says more than a failure to free an event.
                 let _ = self.forget(timing);
                 Err(error)
             }
         }
     }
 
-    /// Seconds of one run; none as long as the device has not come to it. Never waits.
+    /// The seconds of one run; `None` until the device has reached it. Never waits.
     pub fn seconds(&self, timing: &Timing) -> Result<Option<f64>, GpuError> {
         let [from, to] = timing.events[..] else { return Ok(None) };
         let all = self.driver.elapsed(from, to)?;
         Ok(all.map(|milliseconds| f64::from(milliseconds) * 1e-3 / f64::from(timing.repeats)))
     }
 
-    /// Gives back what a measurement holds of the driver.
+    /// Frees a measurement's driver resources.
     pub fn forget(&self, timing: Timing) -> Result<(), GpuError> {
         timing.events.into_iter().try_for_each(|event| self.driver.destroy_event(event)).map_err(GpuError::from)
     }
 
-    /// Seconds of one run of a prepared problem. Waits for the device: for a process that somebody watches.
+    /// The seconds of one run of a prepared problem. Waits for the device, so only for a supervised process.
     ///
     /// # Safety
     /// As [`GpuEngine::launch`].

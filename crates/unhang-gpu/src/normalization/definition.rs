@@ -1,4 +1,4 @@
-//! Batch normalisation and activations: their definitions in f64, which judge every kernel and compute where none may run.
+//! Batch normalisation and activations: their definitions in f64, which judge every kernel and compute if none may run.
 
 /// A function of each element.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -135,7 +135,7 @@ pub struct Normalization {
     pub per_activation: bool,
 }
 
-/// What every unit is normalised by.
+/// The statistics that normalise each unit.
 #[derive(Debug, Clone, Copy)]
 pub struct Affine<'a> {
     /// Its mean.
@@ -194,7 +194,7 @@ impl Normalization {
         (mean, variance)
     }
 
-    /// What makes a variance of the sample one of what it was drawn from: running variances are of that kind.
+    /// Turns a variance of the sample into one of the population, which running variances are.
     pub fn unbiased(&self) -> f64 {
         match self.count() {
             1 => 1.0,

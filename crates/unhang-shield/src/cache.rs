@@ -1,4 +1,4 @@
-//! What was repaired before: in memory for the process, in a folder beyond it if one is named.
+//! Repaired objects: in memory for the process, and in a folder for later ones if one is named.
 //!
 //! Code is loaded from that folder, so it is this user's alone, and so is each file in it; and what comes out of it is
 //! audited again before it is handed on.
@@ -15,7 +15,7 @@ use unhang_isa::{Chip, Program};
 
 use crate::left::Left;
 
-/// Larger objects go through unchanged; the largest known ones have some hundred megabytes.
+/// Larger objects pass unchanged; the largest known ones have some hundred megabytes.
 pub(crate) const MAX_OBJECT: usize = 1 << 30;
 
 /// Content by 128 bits of hash and its length.
@@ -31,13 +31,13 @@ fn key(bytes: &[u8]) -> Key {
     (hash(1), hash(2), bytes.len())
 }
 
-/// What an object became, for good: the runtime reads the bytes whenever it likes. `None` if it stayed as it was.
+/// What an object became, never freed: the runtime reads the bytes whenever it likes. `None` if it stayed as it was.
 type Repaired = Option<&'static [u8]>;
 
 static KNOWN: Mutex<Option<HashMap<Key, Repaired>>> = Mutex::new(None);
 
-/// What an object became when it came before, or else what `repair` makes of it; with that it says what stays unsafe, and
-/// where the object was kept from an earlier process, so does this.
+/// The repaired object from an earlier call or process, or else what `repair` makes of it. `repair` reports what stays
+/// unsafe; of an object from an earlier process, this function does.
 pub(crate) fn find_or_insert(
     object: &[u8],
     chip: Chip,
@@ -48,7 +48,7 @@ pub(crate) fn find_or_insert(
     if let Some(&known) = lock().get_or_insert_default().get(&key) {
         return known;
     }
-    // Not under the lock: other threads load other objects meanwhile.
+    // Without the lock: other threads load other objects meanwhile.
     let kept = folder().map(|folder| Kept { folder, name: file_name(key, chip), chip });
     let found = match kept.as_ref().and_then(Kept::read) {
         Some((repaired, left)) => {
@@ -80,16 +80,16 @@ fn folder() -> Option<PrivateFolder> {
     }
 }
 
-/// Raised when repair gains a rule between versions.
+/// Increase it when repair gains a rule between versions.
 const RULES: u32 = 2;
 
 fn file_name(key: Key, chip: Chip) -> String {
-    // Another version repairs otherwise.
+    // Another version repairs differently.
     let version = env!("CARGO_PKG_VERSION");
     format!("{:016x}{:016x}-{}-{chip}-{version}-{RULES}.co", key.0, key.1, key.2)
 }
 
-/// The place of an object in the folder.
+/// The path of an object in the folder.
 struct Kept {
     folder: PrivateFolder,
     name: String,
@@ -97,8 +97,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// The object, and what stays unsafe in it. A file that is cut off, damaged, not ours, or less safe than it was when it was
-    /// written is not there.
+    /// The object, and what stays unsafe in it. A file that is truncated, damaged, not ours, or less safe than when it
+    /// was written counts as missing.
     fn read(&self) -> Option<(Vec<u8>, Vec<Left>)> {
         let mut bytes = self.folder.read(&self.name, MAX_OBJECT as u64).ok()??;
         let rest = bytes.split_off(CHECKSUM.min(bytes.len()));

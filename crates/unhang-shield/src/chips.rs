@@ -1,11 +1,11 @@
-//! Which chip is here, as the kernel driver says: what the environment claims does not reach it.
+//! Which chip is here, from the kernel driver, which no environment variable misleads.
 
 use std::path::{Path, PathBuf};
 
 use unhang_isa::Chip;
 
-/// The RDNA1 chip of this machine. With several, the one with the fewest instructions, since a code object may be run on
-/// any of them: what is safe there is safe on all.
+/// This machine's RDNA1 chip. With several, the one with the fewest instructions, since a code object may run on any of
+/// them: code that is safe there is safe on all.
 pub(crate) fn find() -> Option<Chip> {
     let root = std::env::var_os("UNHANG_ROOT").filter(|root| !root.is_empty()).unwrap_or_else(|| "/".into());
     find_in(&PathBuf::from(root))

@@ -1,4 +1,4 @@
-//! What the runtime calls: `OnLoad`, and what takes the place of the two functions through which code objects pass.
+//! The entry points: `OnLoad`, and our versions of the two functions through which code objects pass.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
@@ -21,7 +21,7 @@ const FROM_MEMORY: usize = 944;
 type FromFile = unsafe extern "C" fn(c_int, *mut u64) -> Status;
 type FromMemory = unsafe extern "C" fn(*const c_void, usize, *mut u64) -> Status;
 
-/// The functions that were replaced, by address; 0 before.
+/// The replaced functions, by address; 0 before.
 static ORIGINAL_FROM_FILE: AtomicUsize = AtomicUsize::new(0);
 static ORIGINAL_FROM_MEMORY: AtomicUsize = AtomicUsize::new(0);
 
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn OnLoad(
         let table = table.cast::<u8>();
         // SAFETY: the caller vouches for the table, and the functions have the entries' types.
         let replaced = unsafe {
-            // Objects from files are handed on as memory, so without that entry neither is touched.
+            // Objects from files are passed on as memory, so without that entry neither is replaced.
             replace(table, FROM_MEMORY, from_memory as *const () as usize, &ORIGINAL_FROM_MEMORY)
                 && replace(table, FROM_FILE, from_file as *const () as usize, &ORIGINAL_FROM_FILE)
         };
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn OnLoad(
     true
 }
 
-/// Called by the runtime when it shuts down. What was repaired stays: the runtime may still read it.
+/// Called by the runtime when it shuts down. Repaired objects stay: the runtime may still read them.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the runtime looks it up by this name")]
 pub extern "C" fn OnUnload() {
@@ -121,7 +121,7 @@ unsafe extern "C" fn from_file(file: c_int, reader: *mut u64) -> Status {
     unsafe { original(file, reader) }
 }
 
-/// The whole of an open file, whose position and descriptor stay the caller's.
+/// The contents of an open file, whose position and descriptor stay the caller's.
 fn read_file(descriptor: c_int) -> Option<Vec<u8>> {
     if descriptor < 0 {
         return None;

@@ -1,4 +1,4 @@
-//! Functions that stay unsafe, and how they are written down.
+//! Functions that stay unsafe, and their text form.
 
 use unhang_guard::text::printable_line;
 use unhang_isa::repair::ObjectRepair;
@@ -11,8 +11,8 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// Those of an object: kernels before functions that kernels may call, and those with most findings first. Names come from
-    /// objects that anybody may have made.
+    /// Those of an object: kernels before functions that kernels may call, most findings first. Names come from objects
+    /// that anybody may have made.
     pub(crate) fn all_of(repair: &ObjectRepair) -> Vec<Left> {
         let left = repair.functions.iter().filter_map(|function| Some((function, function.reason.as_ref()?)));
         let mut left: Vec<_> = left.collect();

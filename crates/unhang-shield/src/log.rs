@@ -14,7 +14,7 @@ use crate::left::Left;
 use crate::switches::what_avoids;
 
 /// Appends a line to the file that `UNHANG_SHIELD_LOG` names; `stderr` means standard error. A log that cannot be
-/// written is no reason to trouble the process.
+/// written does not disturb the process.
 pub(crate) fn line(text: fmt::Arguments<'_>) {
     let Some(path) = std::env::var_os("UNHANG_SHIELD_LOG").filter(|path| !path.is_empty()) else { return };
     // Names of functions come from objects that anybody may have made.
@@ -28,8 +28,8 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Tells `unhang run` of an object that was repaired, with how many functions of it were repaired just now (none where it was
-/// kept from before): a line in the run's own folder, for the last line of the run.
+/// Tells `unhang run` about a repaired object, and how many of its functions were repaired now (none if it came from
+/// the cache): one line in the run's folder, for the run's closing line.
 pub(crate) fn count(functions: usize) {
     tell_run("repaired", &format!("{functions}\n"));
 }
@@ -43,20 +43,21 @@ fn tell_run(kind: &str, lines: &str) {
     }
 }
 
-/// Without following a link that others put there, and without waiting for the reader of a pipe.
+/// Without following a link that others may have put there, and without waiting for a pipe's reader.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = (unhang_guard::folder::NOFOLLOW_NONBLOCK) as i32;
     OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
 }
 
-/// Names that were printed, so that each is printed once in a process.
+/// Printed names, so that each is printed once in a process.
 static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
-/// `unhang run` hears of this many functions of a process, the rest is in the log: wheels may hold thousands.
+/// How many functions of a process are reported to `unhang run`; the rest is in the log, since wheels may hold
+/// thousands.
 const MOST_TOLD: usize = 200;
 
-/// Names the functions that stay unsafe: each with its reason in the log and to `unhang run`, and the first of an object on
-/// standard error, where people see it who asked for no log.
+/// Reports the functions that stay unsafe: each with its reason in the log and to `unhang run`, and the first of an
+/// object on standard error, for people who asked for no log.
 pub(crate) fn name_what_is_left(left: &[Left], chip: Chip) {
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     let told = told.get_or_insert_default();

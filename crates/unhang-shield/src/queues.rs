@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What is known of a queue at one moment.
+/// The state of a queue at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// How many packets were put in.
@@ -47,7 +47,8 @@ impl Packet {
         self.0[7]
     }
 
-    /// The signals that it still waits for; `None` if it is not a barrier, or may pass. `value` reads a signal.
+    /// The signals that it still waits for; `None` if it is not a barrier, or has been released. `value` reads a
+    /// signal.
     pub(crate) fn awaited(&self, value: impl Fn(u64) -> i64) -> Vec<u64> {
         let named = || self.0[1..6].iter().copied().filter(|signal| *signal != 0);
         match self.kind() {
@@ -76,16 +77,16 @@ pub(crate) struct View<'a> {
     pub(crate) packet: &'a dyn Fn(u64) -> Packet,
 }
 
-/// Whether the queue at this place stands at a barrier for a signal that no queue of the process will give: the host's, which may take
-/// as long as it likes.
+/// Whether the queue at this place waits at a barrier for a signal that no queue of the process will give: the host's,
+/// which may take as long as it likes.
 pub(crate) fn waits_for_the_host(queues: &[View<'_>], place: usize, value: impl Fn(u64) -> i64) -> bool {
-    /// More packets are not looked at; a queue that holds that many is not waiting for its host.
+    /// The most packets to look at; a fuller queue is not waiting for its host.
     const MOST: u64 = 4096;
     let this = &queues[place];
     let awaited = (this.packet)(this.reading.read).awaited(value);
     let is_owed = |signal: &u64| {
         queues.iter().enumerate().any(|(other, queue)| {
-            // The last one that was taken may still run. In the same queue nothing behind the barrier can open it.
+            // The last packet taken may still run. Nothing behind the barrier in the same queue can release it.
             let first = queue.reading.read.saturating_sub(1);
             let end = if other == place { queue.reading.read } else { queue.reading.written };
             (first..end.min(first.saturating_add(MOST))).any(|index| (queue.packet)(index).completion() == *signal)
@@ -94,18 +95,18 @@ pub(crate) fn waits_for_the_host(queues: &[View<'_>], place: usize, value: impl 
     !awaited.is_empty() && !awaited.iter().any(is_owed)
 }
 
-/// Since when each queue stands, by its address. Time is what the caller counts.
+/// Since when each queue has stood still, by its address. The caller counts the time.
 #[derive(Default)]
 pub(crate) struct Stands {
     since: HashMap<usize, (Reading, Duration)>,
 }
 
 impl Stands {
-    /// Takes notice of a reading; for how long the queue has held packets without moving.
+    /// Notes a reading; returns how long the queue has held packets without moving.
     pub(crate) fn note(&mut self, queue: usize, now: Duration, reading: Reading) -> Duration {
         let is_empty = reading.read >= reading.written;
         let (before, since) = *self.since.entry(queue).or_insert((reading, now));
-        // What is put in behind something that hangs does not move it.
+        // Packets added behind a hang do not count as movement.
         if is_empty || before.read != reading.read || before.read >= before.written {
             self.since.insert(queue, (reading, now));
             return Duration::ZERO;
@@ -113,7 +114,7 @@ impl Stands {
         now.saturating_sub(since)
     }
 
-    /// Forgets queues that are gone: another may be made at the same address.
+    /// Forgets destroyed queues: a new one may get the same address.
     pub(crate) fn keep(&mut self, is_there: impl Fn(usize) -> bool) {
         self.since.retain(|queue, _| is_there(*queue));
     }
@@ -122,12 +123,12 @@ impl Stands {
 /// Kernels by the address that a dispatch packet holds.
 static KERNELS: Mutex<Option<HashMap<u64, String>>> = Mutex::new(None);
 
-/// Keeps the name of a kernel that was loaded.
+/// Notes the name of a loaded kernel.
 pub(crate) fn remember_kernel(object: u64, name: String) {
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(object, name);
 }
 
-/// The kernel of a dispatch packet, as people read it.
+/// The kernel of a dispatch packet, with a readable name.
 pub(crate) fn kernel_name(object: u64) -> Option<String> {
     let kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
     let name = kernels.as_ref()?.get(&object)?;

@@ -1,4 +1,4 @@
-//! The decision: which objects concern the card that is here, and what the runtime gets in their place.
+//! Decides which objects concern this card, and what the runtime gets instead.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -26,7 +26,7 @@ fn chip() -> Option<Chip> {
 }
 
 /// Whether an object is marked as code for an RDNA1 chip under another chip's name, as unhang's own kernels are under a
-/// spoof, and the audit agrees. The mark alone is not believed.
+/// spoof, and the audit agrees. The mark alone is not trusted.
 fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
     let Some(target) = CodeObject::marked_chip(object).filter(|marked| marked.is_rdna1()) else { return false };
     let Ok(code) = CodeObject::parse(object) else { return false };
@@ -54,7 +54,7 @@ fn is_unsafe(object: &[u8], chip: Chip) -> bool {
     })
 }
 
-/// What the runtime gets in place of an object: `None` if it stays as it is.
+/// What the runtime gets instead of an object; `None` if it stays as it is.
 pub(crate) fn repair(object: &[u8]) -> Option<&'static [u8]> {
     let chip = chip()?;
     if object.len() > MAX_OBJECT || is_ours_and_safe(object, chip) {

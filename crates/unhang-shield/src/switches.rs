@@ -1,7 +1,7 @@
-//! Which switch keeps a program from kernels that stay unsafe, told by their names.
+//! Which switch keeps a program away from unsafe kernels, found by their names.
 
-/// What to do about a kernel of this name. MIOpen, rocBLAS and ggml name their kernels by what they are made from; of others no switch
-/// is known. What is said follows from the variables' documented meaning; none was tried on a card.
+/// What to do about a kernel of this name. MIOpen, rocBLAS and ggml put the source of a kernel into its name; for
+/// others no switch is known. The advice follows from the variables' documented meaning; none was tried on a card.
 pub(crate) fn what_avoids(function: &str) -> &'static str {
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| function.starts_with(prefix));
     if starts(&["Cijk_"]) {

@@ -15,14 +15,14 @@ struct Version {
     reserved: u32,
 }
 
-/// The last `HSA_API_TABLE_MAJOR_VERSION` and `HSA_CORE_API_TABLE_MAJOR_VERSION` in which the entries are known to stand
-/// where they do: both are 1 up to ROCm 5, and 3 and 2 in ROCm 6.
+/// The last `HSA_API_TABLE_MAJOR_VERSION` and `HSA_CORE_API_TABLE_MAJOR_VERSION` in which the entries are known to be
+/// in these places: both are 1 up to ROCm 5, and 3 and 2 in ROCm 6.
 const LAST_VERSION: u32 = 3;
 const LAST_CORE_VERSION: u32 = 2;
 /// Where the pointer to the core table is in the first table.
 const CORE: usize = 16;
 
-/// What a function of the runtime returns.
+/// The runtime's status code.
 pub(crate) type Status = u32;
 /// `HSA_STATUS_ERROR`
 pub(crate) const ERROR: Status = 0x1000;
@@ -52,7 +52,7 @@ pub(crate) unsafe fn entry(table: *mut u8, offset: usize) -> Option<*mut usize> 
     (unsafe { entry.read() } != 0).then_some(entry)
 }
 
-/// Puts our function in an entry and keeps what was there.
+/// Replaces an entry by our function and stores the original.
 ///
 /// # Safety
 ///
@@ -62,10 +62,10 @@ pub(crate) unsafe fn replace(table: *mut u8, offset: usize, ours: usize, origina
     let Some(entry) = (unsafe { entry(table, offset) }) else { return false };
     // SAFETY: `entry` is within the table.
     let found = unsafe { entry.read() };
-    // Called twice, the second time must not take our own function for the original.
+    // On a second call, our own function must not be stored as the original.
     if found != ours {
-        // A second runtime in the process has its own originals, and there is room for one runtime's: its objects pass
-        // through as they come.
+        // A second runtime in the process has its own originals, and we store only one runtime's: its objects pass
+        // unchanged.
         let before = original.compare_exchange(0, found, Ordering::SeqCst, Ordering::SeqCst);
         if before.is_err_and(|kept| kept != found) {
             return false;

@@ -1,4 +1,5 @@
-//! The runtime's queues: the functions that make and destroy them, the one that tells a kernel's address, and the thread that looks.
+//! The runtime's queues: the functions that create and destroy them, the one that returns a kernel's address, and the
+//! watching thread.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +26,7 @@ const SYMBOL_GET_INFO: usize = 760;
 const NAME_LENGTH: u32 = 1;
 const NAME: u32 = 2;
 const KERNEL_OBJECT: u32 = 22;
-/// No kernel's name is longer that is worth saying.
+/// Longer kernel names are cut off.
 const LONGEST_NAME: u32 = 1 << 16;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -38,14 +39,14 @@ type QueueDestroy = unsafe extern "C" fn(*mut Queue) -> Status;
 type LoadIndex = unsafe extern "C" fn(*const Queue) -> u64;
 type SymbolGetInfo = unsafe extern "C" fn(u64, u32, *mut c_void) -> Status;
 
-/// The functions that were replaced and those that are called, by address; 0 before.
+/// The functions that we replace and those that we call, by address; 0 before.
 static ORIGINAL_CREATE: AtomicUsize = AtomicUsize::new(0);
 static ORIGINAL_DESTROY: AtomicUsize = AtomicUsize::new(0);
 static ORIGINAL_GET_INFO: AtomicUsize = AtomicUsize::new(0);
 static READ_INDEX: AtomicUsize = AtomicUsize::new(0);
 static WRITE_INDEX: AtomicUsize = AtomicUsize::new(0);
 
-/// The queues that there are. Whoever reads from one holds the lock, and one leaves the list before it is destroyed.
+/// The existing queues. Readers hold the lock, and a queue leaves the list before it is destroyed.
 static QUEUES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// The beginning of `hsa_queue_t`.
@@ -58,7 +59,7 @@ struct Queue {
     size: u32,
 }
 
-/// Begins to watch, if `unhang run` asked for it.
+/// Starts watching, if `unhang run` asked for it.
 ///
 /// # Safety
 ///
@@ -76,7 +77,7 @@ pub(crate) unsafe fn begin(table: *mut u8) {
     if !is_watched {
         return;
     }
-    // Not before: a second runtime, which was refused just now, must not read the first one's queues.
+    // Not earlier: a second runtime, which was refused just now, must not read the first one's queues.
     READ_INDEX.store(read, Ordering::SeqCst);
     WRITE_INDEX.store(write, Ordering::SeqCst);
     // SAFETY: as above. Without it kernels have no names.
@@ -87,7 +88,7 @@ pub(crate) unsafe fn begin(table: *mut u8) {
     });
 }
 
-/// Forgets every queue: they go with the runtime, which need not have destroyed each.
+/// Forgets every queue: they end with the runtime, which may not have destroyed each.
 pub(crate) fn end() {
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
@@ -140,7 +141,7 @@ unsafe extern "C" fn queue_destroy(queue: *mut Queue) -> Status {
     unsafe { std::mem::transmute::<usize, QueueDestroy>(address)(queue) }
 }
 
-/// In place of `hsa_executable_symbol_get_info`: who asks for a kernel's address is about to launch it.
+/// In place of `hsa_executable_symbol_get_info`: a program that asks for a kernel's address is about to launch it.
 ///
 /// # Safety
 ///
@@ -175,7 +176,7 @@ unsafe extern "C" fn symbol_get_info(symbol: u64, attribute: u32, value: *mut c_
     status
 }
 
-/// Looks at the queues until nothing moves for that long.
+/// Watches the queues until nothing moves for that long.
 fn look_on(deadline: Duration) {
     let mut stands = Stands::default();
     let (mut looked, mut now) = (Instant::now(), Duration::ZERO);
@@ -194,7 +195,7 @@ fn look_on(deadline: Duration) {
                 standing.push((queue, reading, time));
             }
         }
-        // One queue may wait for another that still works: only where none moves does anything hang.
+        // One queue may wait for another that still works: it is a hang only if none moves.
         let shortest = standing.iter().map(|(_, _, time)| *time).min();
         if let Some(time) = shortest.filter(|time| *time >= deadline) {
             let hung: Vec<(usize, Reading)> = without_those_that_wait_for_the_host(&queues, &standing);
@@ -208,8 +209,8 @@ fn look_on(deadline: Duration) {
     }
 }
 
-/// The queues that stand, but for those at a barrier that only the program itself can open. Looked at only where the process would end:
-/// signals of packets that were not taken are there.
+/// The queues that stand still, except those at a barrier that only the program itself can release. Called only if the
+/// process would end: signals of packets that were not taken still exist.
 fn without_those_that_wait_for_the_host(
     queues: &[usize],
     standing: &[(usize, Reading, Duration)],
@@ -228,7 +229,7 @@ fn without_those_that_wait_for_the_host(
     standing.iter().filter(|(queue, ..)| !waits(*queue)).map(|(queue, reading, _)| (*queue, *reading)).collect()
 }
 
-/// What a signal stands at. A handle is the address of an `amd_signal_t`: its kind, then its value.
+/// A signal's value. A handle is the address of an `amd_signal_t`: its kind, then its value.
 fn signal_value(signal: u64) -> i64 {
     // SAFETY: a packet that the card has not taken names it, so the program may not have destroyed it.
     unsafe { (signal as *const i64).add(1).read_volatile() }
@@ -247,7 +248,7 @@ impl Ring {
         Ring { packets: queue.packets, size: u64::from(queue.size) }
     }
 
-    /// The packet of that number; `None` if the queue shows no packets.
+    /// The packet with that number; `None` if the queue shows no packets.
     fn packet(&self, index: u64) -> Option<Packet> {
         if self.packets.is_null() || !self.size.is_power_of_two() {
             return None;
@@ -269,7 +270,7 @@ fn read(queue: usize) -> Reading {
     Reading { written, read: load(&READ_INDEX) }
 }
 
-/// The kernel at which a queue stands: that of the packet which is next, or of the last one that was taken and may still run.
+/// The kernel at which a queue stands: that of the next packet, or of the last one taken, which may still run.
 fn kernel_at(queue: usize, reading: Reading) -> Option<String> {
     let ring = Ring::of(queue);
     let next = ring.packet(reading.read)?;

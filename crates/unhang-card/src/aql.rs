@@ -25,8 +25,8 @@ const BARRIER_OR: u8 = 5;
 /// Vendor packets, by the byte behind the header: a barrier on a value, and an indirect buffer of PM4 commands.
 const BARRIER_VALUE: u8 = 2;
 
-/// LDS is given out in pieces of this size (128 dwords on gfx10, as LLVM has it), and a workgroup reaches all of its last one:
-/// rocFFT reads there, behind what it asked for.
+/// LDS is allocated in units of this size (128 dwords on gfx10, as in LLVM), and a workgroup can access all of its last
+/// unit: rocFFT reads there, past what it asked for.
 const LDS_PIECE: u32 = 512;
 
 /// What the packet processor reports to the queue's owner, in the queue's inactive signal.
@@ -57,7 +57,7 @@ fn description(queue: &Queue) -> QueueDescription {
 }
 
 struct Processor {
-    /// An error was reported that the owner can repair: too little scratch.
+    /// An error that the owner can fix was reported: too little scratch.
     waits_for_owner: bool,
 }
 
@@ -83,7 +83,7 @@ impl Processor {
     fn step(&mut self, queue: &Queue) -> PacketStep {
         let doorbell = queue.doorbell();
         let read = queue.read();
-        // Several threads may ring out of order; what they wrote counts once anybody has rung.
+        // Several threads may ring out of order; everything written counts once anybody has rung.
         if doorbell == u64::MAX || read > doorbell && read >= queue.written() {
             return PacketStep::Wait;
         }
@@ -126,7 +126,7 @@ impl Processor {
         packet: &Packet,
         slot: *mut u8,
     ) -> Result<PacketStep, AccessFault> {
-        // A completion signal that is not there is known before any work.
+        // Check the completion signal before any work.
         Signal::at(table, packet.u64(56))?;
         let kind = packet.0[0];
         match (kind, packet.0[2]) {
@@ -207,7 +207,7 @@ impl Processor {
         Ok(step)
     }
 
-    /// What a stop becomes for the program.
+    /// What the program gets when its kernel stops.
     fn stopped(&mut self, queue: &Queue, table: &PageTable, stop: Stop, message: &str) -> PacketStep {
         let (process, card) = (queue.process, queue.place.card);
         let journal = &process.journal;
@@ -274,7 +274,7 @@ impl Processor {
         let properties = unsafe { AtomicU16::from_ptr(descriptor.wrapping_add(56).cast()) }.load(Ordering::Relaxed);
         let is_wave32 = properties >> 10 & 1 == 1;
         let lanes_of_wave = if is_wave32 { 32 } else { 64 };
-        // The owner writes the ring and then answers: read the other way round, an answer could be missed or asked for twice.
+        // The owner writes the ring and then answers: in the other order an answer could be missed or asked for twice.
         if self.waits_for_owner && self.inactive(queue, table) != 0 {
             return Err(PacketStep::Wait);
         }
@@ -300,10 +300,10 @@ impl Processor {
         })
     }
 
-    /// Reports that a dispatch needs more scratch, once, and waits until the owner has given it.
+    /// Reports once that a dispatch needs more scratch, and waits for the owner's answer.
     fn ask_for_scratch(&mut self, queue: &Queue, table: &PageTable, is_wave32: bool) -> PacketStep {
         let code = if is_wave32 { error::SCRATCH_WAVE32 } else { error::SCRATCH_WAVE64 };
-        // Asked for the first time, or answered with too little.
+        // The first request, or an answer with too little.
         self.waits_for_owner = true;
         self.raise(queue, table, code);
         PacketStep::Wait
@@ -325,7 +325,7 @@ impl Processor {
     fn inactive(&self, queue: &Queue, table: &PageTable) -> i64 {
         match Signal::at(table, description(queue).inactive_signal()) {
             Ok(Some(signal)) => signal.value(),
-            // Nobody to ask: what the ring holds is all there is.
+            // There is nobody to ask: the ring holds everything.
             _ => 0,
         }
     }

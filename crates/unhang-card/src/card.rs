@@ -1,4 +1,4 @@
-//! The cards of a machine folder, as the driver's interface needs them.
+//! The cards of a machine folder, for the driver's interface.
 
 use std::collections::HashMap;
 use std::fs;
@@ -37,7 +37,7 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// The chip that is emulated; hazards are those of this chip, and RDNA2 has none of them.
+    /// The emulated chip; hazards are those of this chip, and RDNA2 has none of them.
     pub(crate) fn chip(&self) -> Option<Chip> {
         match self.target_version {
             100_100 => Some(Chip::Gfx1010),
@@ -54,7 +54,7 @@ impl Card {
         143
     }
 
-    /// What the card is called; every name says that it is emulated.
+    /// The card's name; every name says that it is emulated.
     pub(crate) fn name(&self) -> &'static std::ffi::CStr {
         match (self.device, self.revision) {
             (0x731f, 0xc1 | 0xc5) => c"AMD Radeon RX 5700 XT (emulated)",
@@ -67,7 +67,7 @@ impl Card {
     }
 }
 
-/// No file that describes a card is larger.
+/// Larger than any file that describes a card.
 pub(crate) const LARGEST_FILE: u64 = 1 << 20;
 
 fn text_of(path: &Path) -> Option<String> {

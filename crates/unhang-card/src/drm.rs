@@ -1,4 +1,4 @@
-//! The calls of libdrm_amdgpu that the runtime makes: a handle, a name, a few figures.
+//! The libdrm_amdgpu calls that the runtime makes: a handle, a name, a few figures.
 //!
 //! Calls for devices that are not ours go to the library behind us, if it is there.
 

@@ -1,4 +1,4 @@
-//! The emulator behind the packet processor: runs one dispatch, and says what became of it.
+//! The emulator behind the packet processor: runs one dispatch and reports how it ended.
 
 use std::sync::atomic::AtomicBool;
 
@@ -17,7 +17,7 @@ pub(crate) enum DispatchEnd {
         kernel: String,
         /// How many instructions its waves executed.
         instructions: u64,
-        /// Words that it asked for beyond its LDS.
+        /// Accesses beyond its LDS, in words.
         beyond_local: u64,
     },
     /// The queue was destroyed meanwhile.
@@ -33,14 +33,14 @@ pub(crate) enum DispatchEnd {
     },
 }
 
-/// What a program gets for a kernel that did not come to its end.
+/// What a program gets for a kernel that did not finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// A memory fault.
     Memory(AccessFault),
     /// A hang.
     Hazard,
-    /// An exception for an instruction that the card does not have.
+    /// An exception for an instruction that the card lacks.
     IllegalInstruction,
     /// An exception for an access outside of LDS or private memory.
     Aperture,
@@ -61,7 +61,7 @@ impl Executor {
             _ => Mode::Compute,
         };
         let mut machine = Machine::new(mode);
-        // A kernel that does not end runs until its queue is destroyed, as on a card.
+        // An endless kernel runs until its queue is destroyed, as on a card.
         machine.budget = u64::MAX;
         machine.local_bounds = false;
         machine.races = crate::settings::settings().is_some_and(|settings| settings.races);
@@ -97,7 +97,7 @@ impl Executor {
         DispatchEnd::Stopped { kernel: name(), stop, message: self.message(&fault, name()) }
     }
 
-    /// What is said of a fault: what, where, and that this is an emulated card.
+    /// The message for a fault: what, where, and that this is an emulated card.
     fn message(&self, fault: &Fault, kernel: String) -> String {
         let Fault { kind, offset, instruction, .. } = fault;
         let what = match kind {

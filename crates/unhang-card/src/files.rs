@@ -6,7 +6,7 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors beyond this are not followed; the default limit of processes is far below.
+/// Higher descriptors are not tracked; the default limit of processes is far below.
 const MOST: usize = 1 << 16;
 
 static TABLE: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
@@ -94,7 +94,7 @@ pub(crate) fn duplicate(from: i32, to: i32) {
     }
 }
 
-/// What a descriptor is, if it is ours.
+/// What a descriptor refers to, if it is ours.
 pub(crate) fn get(descriptor: i32) -> Option<Descriptor> {
     let entry = slot(descriptor)?.load(Ordering::Acquire);
     let kind = match entry & 0xff {

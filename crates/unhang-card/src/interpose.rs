@@ -1,4 +1,4 @@
-//! The functions of the C library that this library stands before.
+//! The functions of the C library that this library replaces.
 //!
 //! Each asks whether the path or the descriptor is the card's; if not, the call goes to the system as it came. Calls with
 //! a descriptor or a plain path go there directly, so that nothing is looked up and nothing allocated in a program that
@@ -32,14 +32,14 @@ fn fail(error: Errno) -> c_int {
     -1
 }
 
-/// What a path is; elsewhere where no card was asked for.
+/// What a path refers to; the system's file if no card was asked for.
 fn place(path: *const c_char) -> (PathPlace, Option<&'static CardSettings>) {
     let Some(settings) = settings().filter(|_| !path.is_null()) else { return (PathPlace::Elsewhere, None) };
     // SAFETY: the caller gives a C string, as for the function that we stand before.
     (paths::place(&settings.root, unsafe { CStr::from_ptr(path) }), Some(settings))
 }
 
-/// The function of this name behind us.
+/// The next library's function of this name.
 macro_rules! behind {
     ($name:ident as fn($($argument:ty),*) -> $result:ty) => {{
         static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -108,7 +108,7 @@ opens! {
     __openat64_2(folder) libc::O_LARGEFILE;
 }
 
-/// A path as another library's function is to see it. Devices are files that are there.
+/// Calls another library's function with the path that it should see: a device of the card is a file that exists.
 fn seen<T>(path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
     match place(path).0 {
         PathPlace::Elsewhere => call(path),
@@ -216,7 +216,7 @@ pub(crate) unsafe extern "C" fn close(descriptor: c_int) -> c_int {
 /// As in the C library.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    /// `CLOSE_RANGE_CLOEXEC`: they stay open until a program is started.
+    /// `CLOSE_RANGE_CLOEXEC`: the descriptors stay open until `exec`.
     const LATER: c_int = 4;
     if flags & LATER == 0 {
         files::remove_range(first, last);
@@ -331,7 +331,7 @@ pub(crate) unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argum
         return unsafe { libc::syscall(libc::SYS_ioctl, descriptor, request, argument) as c_int };
     };
     if ours.process != std::process::id() {
-        // As the driver answers a child that uses its parent's descriptor.
+        // The driver's answer to a child that uses its parent's descriptor.
         return fail(libc::EBADF);
     }
     let Some(process) = process::current() else { return fail(libc::ENODEV) };

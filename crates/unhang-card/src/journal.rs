@@ -1,4 +1,4 @@
-//! What happened on the card: counters that outlive the process, a journal of lines, and what is said to the user.
+//! What happened on the card: counters that outlive the process, a journal of lines, and messages for the user.
 //!
 //! `unhang card run` makes the run's folder with a file of counters and an empty journal, waits for the program, and
 //! reads both. Counters are shared memory, so nothing is lost when a program aborts, as ROCr does on a fault.
@@ -37,7 +37,7 @@ pub(crate) enum Counter {
 
 const COUNTERS: usize = 8;
 
-/// Where a process writes what happened.
+/// The journal and counters of a process.
 #[derive(Debug)]
 pub(crate) struct Journal {
     counters: &'static [AtomicU64; COUNTERS],
@@ -48,10 +48,10 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of the run; one that goes nowhere where there is none.
+    /// Opens the journal of the run; without one, lines are dropped.
     pub(crate) fn open(settings: &CardSettings) -> Journal {
-        // The variables may have outlived the run. A folder that others can write is not its folder, and neither links nor pipes are
-        // its files.
+        // The variables may have outlived the run. A folder that others can write is not the run's, and links and pipes
+        // are not its files.
         let run = settings.run.as_deref().and_then(|run| PrivateFolder::open_existing(run).ok());
         let open = |name: &str| run.as_ref()?.open_existing_file(name).ok();
         let counters = open("counters").and_then(|file| map_counters(&file));
@@ -79,7 +79,7 @@ impl Journal {
         }
     }
 
-    /// Writes a line that only a detailed journal has.
+    /// Writes a line for the detailed journal only.
     pub(crate) fn detail(&self, event: &str, fields: impl FnOnce() -> Value) {
         if self.detailed {
             self.write(event, fields());
@@ -95,7 +95,7 @@ impl Journal {
         }
     }
 
-    /// Says something to the user, once.
+    /// Prints a message for the user, once.
     pub(crate) fn say_once(&self, message: &str) {
         if self.said.lock().unwrap_or_else(PoisonError::into_inner).insert(message.to_owned()) {
             say(message);
@@ -104,7 +104,7 @@ impl Journal {
     }
 }
 
-/// Says something on standard error, by one write: the program's own buffers are not ours.
+/// Prints on standard error with one write: the program's own buffers are not ours.
 pub(crate) fn say(message: &str) {
     let line = format!("unhang card: {message}\n");
     // SAFETY: the buffer is alive and as long as is said.
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(std::fs::read(run.join("counters")).unwrap()[0], 1);
         assert!(std::fs::read_to_string(run.join("journal")).unwrap().contains("\"event\":\"open\""));
 
-        // Somebody took the name of the run's folder, and has links to files of the user's in it.
+        // Somebody recreated the run's folder with links to files of the user's.
         let victim = place.path().join("victim");
         std::fs::write(&victim, [b'v'; 64]).unwrap();
         std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -172,7 +172,7 @@ mod tests {
         symlink(&victim, theirs.join("journal")).unwrap();
         use_it(&journal(&theirs));
         assert_eq!(std::fs::read(&victim).unwrap(), [b'v'; 64]);
-        // And a pipe that nobody reads.
+        // It also has a pipe that nobody reads.
         std::fs::remove_file(theirs.join("journal")).unwrap();
         let status = std::process::Command::new("mkfifo").arg(theirs.join("journal")).status().unwrap();
         assert!(status.success());

@@ -20,15 +20,15 @@ use crate::process::Process;
 use crate::signal::{NANOSECONDS_A_TICK, nanoseconds};
 use crate::{Errno, files};
 
-/// Where workgroups see local and private memory, and the addresses that the card can reach.
+/// The addresses at which workgroups see local and private memory, and those that the card can reach.
 const LOCAL_APERTURE: u64 = 1 << 48;
 const SCRATCH_APERTURE: u64 = 2 << 48;
 const APERTURE_SIZE: u64 = 1 << 32;
 const GPU_BASE: u64 = 0x100_0000;
 const GPU_LIMIT: u64 = (1 << 47) - 1;
 
-/// Requests that the driver of some kernels has and that this one refuses as a kernel without them does: exporting and
-/// importing buffers, the management interface's events, shared virtual memory, checkpoints, debugging, counters.
+/// Requests that some kernels' drivers have and this one refuses as a kernel without them does: exporting and importing
+/// buffers, the management interface's events, shared virtual memory, checkpoints, debugging, counters.
 const REFUSED: [u32; 18] =
     [0x06, 0x0d, 0x0e, 0x0f, 0x10, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f, 0x20, 0x22, 0x24, 0x25, 0x26, 0x80, 0x82, 0x84];
 
@@ -103,7 +103,7 @@ pub(crate) fn ioctl(process: &'static Process, request: u64, pointer: *mut u8) -
             }
             process.queues.has(mask.queue_id).then_some(()).ok_or(libc::EINVAL)
         }
-        // Retrying after page faults: RDNA does not have it, and says so when asked.
+        // XNACK, retrying after page faults: RDNA does not have it, and reports that.
         0x21 => {
             let mode: &mut RetryMode = arguments.get()?;
             if mode.enabled > 0 {
@@ -124,7 +124,8 @@ pub(crate) fn ioctl(process: &'static Process, request: u64, pointer: *mut u8) -
     }
 }
 
-/// A node without a card has clocks too: the runtime takes the system's frequency from the first node, which is the processor.
+/// A node without a card has clocks too: the runtime takes the system's frequency from the first node, which is the
+/// CPU.
 fn clock_counters(process: &Process, counters: &mut ClockCounters) -> Result<(), Errno> {
     let now = nanoseconds();
     counters.gpu = process.card(counters.gpu_id).map_or(0, |_| now / NANOSECONDS_A_TICK);
@@ -151,7 +152,7 @@ fn event_request(process: &Process, number: u32, arguments: &Arguments) -> Resul
             event.trigger_data = event.event_id;
             if matches!(event.kind, EVENT_SIGNAL | EVENT_DEBUG) {
                 event.slot = event.event_id;
-                // Only that it is not zero matters: the page is memory that the runtime has allocated.
+                // Any nonzero value works: the page is memory that the runtime has allocated.
                 event.page_offset = 2 << 62;
             }
             Ok(())

@@ -57,5 +57,5 @@ mod signal;
 #[allow(unsafe_code, reason = "changes a thread's signal mask")]
 mod threads;
 
-/// What a call returns that fails: an error number of the kernel.
+/// A failing call's result: an error number of the kernel.
 pub(crate) type Errno = libc::c_int;

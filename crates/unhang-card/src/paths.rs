@@ -1,4 +1,4 @@
-//! Which paths are the card's, and where they lead.
+//! Which paths are the card's, and what they map to.
 //!
 //! Paths of the driver lead into the machine folder; everything else is left alone. No path that is not ours costs an
 //! allocation: the functions are called from memory allocators too.
@@ -33,13 +33,13 @@ const FOLDERS: [(&[u8], &[u8]); 9] = [
     (b"/dev/kfd", b"/dev/kfd"),
 ];
 
-/// The rest behind a folder's name, if the path is that folder or below it.
+/// The rest of a path after a folder's name, if the path is that folder or below it.
 fn below<'a>(path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
     let rest = path.strip_prefix(folder)?;
     (rest.is_empty() || rest[0] == b'/' || folder.ends_with(b":")).then_some(rest)
 }
 
-/// What a path is on the machine in the folder `root`.
+/// What a path refers to on the machine in the folder `root`.
 pub(crate) fn place(root: &Path, path: &CStr) -> PathPlace {
     let path = path.to_bytes();
     if ![&b"/sys/"[..], b"/dev/", b"/proc/m"].iter().any(|start| path.starts_with(start)) {

@@ -17,7 +17,7 @@ use crate::kfd::queues::Queues;
 use crate::settings::{CardSettings, Hazards, settings};
 use crate::{Errno, files};
 
-/// Everything that the driver would keep for a process.
+/// The state that the driver would keep for a process.
 pub(crate) struct Process {
     id: u32,
     /// The machine's cards.
@@ -41,7 +41,7 @@ pub(crate) struct Process {
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
-/// This process's card; nothing where none was asked for.
+/// This process's card; `None` if none was asked for.
 ///
 /// A forked child gets a card of its own the first time that it asks. Its copy of the parent's is never touched again:
 /// locks may be held there by threads that the child does not have.
@@ -82,7 +82,7 @@ impl Process {
         })
     }
 
-    /// A descriptor for `/dev/kfd` or a render node: one more for the store.
+    /// Opens `/dev/kfd` or a render node: another descriptor of the store.
     pub(crate) fn open(&self, settings: &CardSettings, kind: files::NodeKind) -> Result<i32, Errno> {
         let node = match kind {
             files::NodeKind::Kfd => settings.root.join("dev/kfd"),
@@ -105,7 +105,7 @@ impl Process {
         Ok(descriptor)
     }
 
-    /// The place of a card by the driver's id.
+    /// The index of a card by the driver's id.
     pub(crate) fn card(&self, gpu_id: u32) -> Result<usize, Errno> {
         self.cards.iter().position(|card| card.gpu_id == gpu_id).ok_or(libc::EINVAL)
     }
@@ -119,7 +119,7 @@ impl Process {
     pub(crate) fn memory_fault(&self, card: usize, fault: AccessFault) {
         self.halted[card].store(true, Ordering::Release);
         self.journal.count(Counter::Faults, 1);
-        // The driver reports the page; finer than that the hardware does not say.
+        // The driver reports the page; the hardware says no more.
         let payload = EventPayload::memory(self.cards[card].gpu_id, fault.address & !0xfff, fault.is_read_only);
         self.events.raise_kind(EVENT_MEMORY, payload);
     }
@@ -133,7 +133,7 @@ impl Process {
     }
 }
 
-/// A machine folder says in the device's file whether it may be opened (`access=denied`).
+/// The device's file in a machine folder says whether it may be opened (`access=denied`).
 fn check_access(node: &Path) -> Result<(), Errno> {
     match read_plain(node, card::LARGEST_FILE) {
         Ok(text) if String::from_utf8_lossy(&text).contains("access=denied") => Err(libc::EACCES),

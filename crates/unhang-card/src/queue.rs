@@ -1,4 +1,4 @@
-//! A queue as its thread sees it, and the thread's loop.
+//! A queue from its thread's view, and the thread's loop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::kfd::queues::Control;
 use crate::process::Process;
 
-/// Where a queue is in the process, as the runtime said when it made it.
+/// The addresses of a queue, which the runtime gave when it created it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueuePlace {
     /// The card.
@@ -27,13 +27,13 @@ pub(crate) struct QueuePlace {
 // SAFETY: addresses in memory that the runtime keeps until it has destroyed the queue; they are accessed by atomics.
 unsafe impl Send for QueuePlace {}
 
-/// The parts of a queue that its thread works with.
+/// The parts of a queue that its thread uses.
 pub(crate) struct Queue {
     /// The process.
     pub process: &'static Process,
     /// Where it is.
     pub place: QueuePlace,
-    /// What the driver wants of it.
+    /// The driver's orders for it.
     pub control: Arc<Control>,
     /// The driver's number.
     pub id: u32,
@@ -51,7 +51,7 @@ impl Queue {
         self.word(self.place.read).load(Ordering::Relaxed)
     }
 
-    /// Says how far the card has read.
+    /// Publishes how far the card has read.
     pub(crate) fn advance(&self, to: u64) {
         self.word(self.place.read).store(to, Ordering::Release);
     }
@@ -66,7 +66,7 @@ impl Queue {
         self.word(self.place.doorbell).load(Ordering::Acquire)
     }
 
-    /// Whether the queue is to end.
+    /// Whether the queue must end.
     pub(crate) fn is_stopped(&self) -> bool {
         self.control.stop.load(Ordering::Relaxed)
     }
@@ -77,7 +77,7 @@ impl Queue {
     }
 }
 
-/// What became of the packet at the front.
+/// The result of processing the packet at the front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketStep {
     /// It is done, or part of it.
@@ -102,7 +102,7 @@ pub(crate) fn serve(queue: &Queue, mut step: impl FnMut(&Queue) -> PacketStep) {
     }
 }
 
-/// Waits longer the longer nothing happens: a doorbell is memory, and nothing tells when it is written.
+/// Waits longer the longer nothing happens: a doorbell is plain memory, so writes to it must be polled.
 #[derive(Default)]
 struct Idle {
     rounds: u32,

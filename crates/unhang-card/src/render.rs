@@ -1,4 +1,5 @@
-//! What `ioctl` on a render node does: it says which driver this is. Management tools ask that; memory is the driver's other device's.
+//! `ioctl` on a render node: reports the driver's name. Management tools ask for it; memory belongs to the driver's
+//! other device.
 
 use crate::Errno;
 use crate::kfd::is_there;

@@ -97,7 +97,7 @@ impl From<AccessFault> for Stop {
     }
 }
 
-/// Executes a packet and returns its length in words; nothing while it has to wait.
+/// Executes a packet and returns its length in words; `None` while it must wait.
 fn execute(queue: &Queue, table: &PageTable, read: u64, packet: &Packet) -> Result<Option<u64>, Stop> {
     let (name, variant) = (packet.field(0, 0, 8) as u32, packet.field(0, 8, 8) as u32);
     let words = match (name, variant) {
@@ -135,7 +135,7 @@ fn execute(queue: &Queue, table: &PageTable, read: u64, packet: &Packet) -> Resu
         }
         (operation::TRAP, _) => {
             let event = packet.field(1, 0, 28) as u32;
-            // A fence has written it into its slot; it is raised here, once.
+            // A fence has written the event's id into its slot; it is raised here, once.
             queue.process.interrupts.clear(event);
             let _ = queue.process.events.raise(event);
             2

@@ -4,10 +4,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// What happens where the emulated chip might hang or compute nonsense.
+/// What happens if the emulated chip might hang or compute nonsense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hazards {
-    /// The program gets what the driver gives for a hang: a reset event.
+    /// The program gets the driver's answer to a hang: a reset event.
     Fault,
     /// The packet never ends.
     Hang,
@@ -32,7 +32,7 @@ pub(crate) struct CardSettings {
 
 static SETTINGS: OnceLock<Option<CardSettings>> = OnceLock::new();
 
-/// The settings; nothing where no card was asked for, and before the library's constructor ran.
+/// The settings; `None` if no card was asked for, and before the library's constructor ran.
 pub(crate) fn settings() -> Option<&'static CardSettings> {
     SETTINGS.get()?.as_ref()
 }

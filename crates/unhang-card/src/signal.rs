@@ -51,7 +51,7 @@ impl Signal {
     pub(crate) fn complete(&self, start: u64, end: u64, events: &Events) {
         self.word(32).store(start, Ordering::Relaxed);
         self.word(40).store(end, Ordering::Relaxed);
-        // The mailbox is read before the value is stored: with the value the signal may be gone.
+        // The mailbox is read before the value is stored: after that the signal may be freed.
         let (mailbox, event) = self.event();
         // SAFETY: as in `word`; the value is signed.
         unsafe { AtomicI64::from_ptr(self.host.add(8).cast()) }.fetch_sub(1, Ordering::AcqRel);
@@ -68,11 +68,11 @@ impl Signal {
     }
 }
 
-/// Raises a signal's event, as the card's interrupt does. The mailbox only says that there is one: the driver would find
-/// the event by it, and it is known here.
+/// Raises a signal's event, as the card's interrupt does. The mailbox only says whether there is one: the driver would
+/// use it to find the event, which is known here.
 fn notify(mailbox: u64, event: u32, events: &Events) {
     if mailbox != 0 {
-        // An event that is gone is nobody's.
+        // A destroyed event has no waiters.
         let _ = events.raise(event);
     }
 }

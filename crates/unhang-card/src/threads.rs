@@ -1,6 +1,6 @@
-//! Threads in a program that knows nothing of them.
+//! Threads inside a program that does not know about them.
 
-/// Starts a thread that takes no signals: they are the program's.
+/// Starts a thread that blocks all signals: they are the program's.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are ours, and the mask that was there is put back.
     unsafe {

@@ -1,6 +1,6 @@
 //! The driver's structures, as `linux/kfd_ioctl.h` lays them out, and the numbers that go with them.
 
-/// The interface's version that is reported: the last before debugging by exceptions, which needs a trap handler.
+/// The reported interface version: the last before debugging by exceptions, which needs a trap handler.
 pub(crate) const VERSION: (u32, u32) = (1, 9);
 
 /// The letter of the driver's requests.
@@ -119,7 +119,7 @@ pub(crate) struct NamedEvent {
     pub padding: u32,
 }
 
-/// What a wait returns with an event: a memory exception, or in its first words a hardware exception.
+/// The data that a wait returns for an event: a memory exception, or in its first words a hardware exception.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventPayload {

@@ -1,4 +1,4 @@
-//! Events: what the card raises and threads wait for.
+//! Events, which the card raises and threads wait for.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use crate::Errno;
 
 #[derive(Debug, Default)]
 struct CardEvent {
-    /// Tells it from an earlier event with the same id.
+    /// Distinguishes it from an earlier event with the same id.
     serial: u64,
     kind: u32,
     resets_itself: bool,
     is_set: bool,
     waiters: u32,
-    /// How often it was raised; a waiter remembers the number it began with.
+    /// How often it was raised; a waiter remembers the count it started with.
     raised: u64,
     payload: EventPayload,
 }
@@ -32,11 +32,11 @@ pub(crate) struct Events {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
-    /// What was waited for happened.
+    /// The condition was met.
     Complete,
     /// The time is over.
     Timeout,
-    /// An event was destroyed meanwhile.
+    /// An event was destroyed during the wait.
     Failed,
 }
 
@@ -64,7 +64,7 @@ impl Events {
         Ok(())
     }
 
-    /// Raises an event: wakes everyone who waits, and stays set unless it resets itself and somebody was woken.
+    /// Raises an event: wakes all waiters, and stays set unless it resets itself and somebody was woken.
     pub(crate) fn raise(&self, id: u32) -> Result<(), Errno> {
         let mut events = self.lock();
         events.get_mut(&id).ok_or(libc::EINVAL)?.raise();
@@ -87,7 +87,7 @@ impl Events {
         Ok(())
     }
 
-    /// Waits for one or all of several events; `found` is called with the place and the payload of each that happened.
+    /// Waits for one or all of several events; calls `found` with the index and the payload of each that happened.
     pub(crate) fn wait(
         &self,
         ids: &[u32],
@@ -111,7 +111,7 @@ impl Events {
                 event.is_set = false;
             }
         }
-        // An id that was given to another event meanwhile is as good as gone.
+        // An id that now belongs to another event counts as destroyed.
         let is_same = |event: &CardEvent, place: usize| event.serial == serials[place];
         let result = loop {
             for (place, id) in ids.iter().enumerate() {

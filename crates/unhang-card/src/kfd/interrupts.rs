@@ -12,9 +12,9 @@ use super::events::Events;
 use super::memory::Stretch;
 use crate::threads::without_signals;
 
-/// What a slot holds while its event was not signalled.
+/// A slot's value while its event is not signalled.
 const NOT_SIGNALLED: u64 = u64::MAX;
-/// How often slots are looked through while kernels run.
+/// How often slots are checked while kernels run.
 const LOOK_EVERY: Duration = Duration::from_micros(300);
 
 /// The signal page of a process.
@@ -22,14 +22,13 @@ const LOOK_EVERY: Duration = Duration::from_micros(300);
 pub(crate) struct Interrupts {
     page: OnceLock<Arc<Stretch>>,
     running: Mutex<usize>,
-    /// Whether the thread that looks through the slots was started. A forked child has a separate process, and so a separate
-    /// value.
+    /// Whether the scanning thread was started. A forked child is a separate process with its own value.
     has_started: AtomicBool,
     changed: Condvar,
 }
 
 impl Interrupts {
-    /// Takes the page that the runtime has allocated. Later ones are ignored, as by the driver.
+    /// Sets the page that the runtime has allocated. Later ones are ignored, as by the driver.
     pub(crate) fn set_page(&self, page: Arc<Stretch>) {
         if page.size() >= u64::from(EVENT_LIMIT) * 8 && self.page.set(page).is_ok() {
             for slot in 0..EVENT_LIMIT {
@@ -46,7 +45,7 @@ impl Interrupts {
         Some(unsafe { AtomicU64::from_ptr(page.host().cast::<u64>().add(id as usize)) })
     }
 
-    /// Empties an event's slot: it was raised.
+    /// Clears an event's slot: it was raised.
     pub(crate) fn clear(&self, id: u32) {
         if let Some(slot) = self.slot(id) {
             slot.store(NOT_SIGNALLED, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Memory: what a process allocated on its cards, and each card's page table.
+//! Memory: a process's allocations on its cards, and each card's page table.
 //!
 //! Video memory, memory of the driver and doorbells lie in one sparse file without a name (the *store*); a descriptor of
 //! the card is a descriptor of this file, so that mapping it needs no help. The card looks at its memory through a
@@ -22,15 +22,15 @@ pub(crate) const DOORBELLS: u64 = 8192;
 /// Pages of doorbells begin at multiples of this in the store: libhsakmt takes the lower half of the offset that a new
 /// queue gets for the doorbell's place in the page.
 const DOORBELL_STEP: u64 = 1 << 32;
-/// Stretches of the store begin at multiples of this, so that large pages line up.
+/// Alignment of ranges in the store, so that large pages line up.
 const STEP: u64 = 2 << 20;
 
-/// A stretch of this process's memory that stays mapped while somebody holds it.
+/// A range of this process's memory that stays mapped while somebody holds it.
 #[derive(Debug)]
 pub(crate) struct Stretch {
     host: *mut u8,
     size: u64,
-    /// Where in the store it is, and the store; nothing for memory of the program.
+    /// Its offset in the store, and the store; nothing for memory of the program.
     backing: Option<(u64, Arc<OwnedFd>)>,
 }
 
@@ -40,7 +40,7 @@ unsafe impl Send for Stretch {}
 unsafe impl Sync for Stretch {}
 
 impl Stretch {
-    /// Where it is in this process.
+    /// Its address in this process.
     pub(crate) fn host(&self) -> *mut u8 {
         self.host
     }
@@ -76,7 +76,7 @@ pub(crate) struct Mapping {
     pub stretch: Arc<Stretch>,
 }
 
-/// What a card sees. Cheap to clone: a packet is processed with the table as it was when it began.
+/// A card's page table. Cheap to clone: a packet is processed with the table as it was at its start.
 #[derive(Clone, Default)]
 pub(crate) struct PageTable {
     mappings: Arc<BTreeMap<u64, Mapping>>,
@@ -89,12 +89,12 @@ pub(crate) struct PageTable {
 pub(crate) struct AccessFault {
     /// The first byte that cannot be accessed.
     pub address: u64,
-    /// Whether it is there, but not for writing.
+    /// Whether it exists but is read-only.
     pub is_read_only: bool,
 }
 
 impl PageTable {
-    /// Where `size` bytes lie in this process, if one mapping has them all.
+    /// The address of `size` bytes in this process, if one mapping holds them all.
     pub(crate) fn host(&self, address: u64, size: u64, writes: bool) -> Result<*mut u8, AccessFault> {
         let missing = |address| AccessFault { address, is_read_only: false };
         let (&base, mapping) = self.mappings.range(..=address).next_back().ok_or(missing(address))?;
@@ -111,7 +111,7 @@ impl PageTable {
         Ok(mapping.stretch.host.wrapping_add(offset as usize))
     }
 
-    /// How many bytes from an address on lie in one mapping.
+    /// How many bytes from an address on are in one mapping.
     pub(crate) fn reach(&self, address: u64) -> u64 {
         match self.mappings.range(..=address).next_back() {
             Some((base, mapping)) => (base + mapping.size).saturating_sub(address),
@@ -173,7 +173,7 @@ pub(crate) struct Memory {
     system: u64,
 }
 
-/// What an allocation is asked to be.
+/// A request for an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// Where the card will see it.
@@ -182,9 +182,9 @@ pub(crate) struct Request {
     pub size: u64,
     /// The driver's flags.
     pub flags: u32,
-    /// Whose memory it is: the card's place.
+    /// The index of the card that owns it.
     pub card: usize,
-    /// The program's own memory, if that is meant.
+    /// The program's own memory, for user pointers.
     pub user: u64,
 }
 
@@ -230,7 +230,7 @@ impl Memory {
         self.lock().tables[card].clone()
     }
 
-    /// Bytes of video memory that are left.
+    /// Free video memory in bytes.
     pub(crate) fn available(&self, card: usize) -> u64 {
         self.video[card].saturating_sub(self.lock().video_used[card])
     }
@@ -284,13 +284,13 @@ impl Memory {
         Ok((handle, offset))
     }
 
-    /// What an allocation of the store is in this process.
+    /// An allocation of the store as memory of this process.
     pub(crate) fn stretch(&self, handle: u64) -> Option<Arc<Stretch>> {
         let state = self.lock();
         state.allocations.get(&handle).map(|allocation| allocation.stretch.clone()).filter(|it| it.backing.is_some())
     }
 
-    /// Frees; what a card still sees cannot be freed.
+    /// Frees an allocation; one that a card still maps cannot be freed.
     pub(crate) fn free(&self, handle: u64) -> Result<(), Errno> {
         let mut state = self.lock();
         let allocation = state.allocations.get(&handle).ok_or(libc::EINVAL)?;
@@ -306,7 +306,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Lets a card see an allocation. Video memory of another card is refused: no link for it is in the topology.
+    /// Maps an allocation on a card. Video memory of another card is refused: the topology has no link for it.
     pub(crate) fn map(&self, handle: u64, card: usize) -> Result<(), Errno> {
         let mut state = self.lock();
         let allocation = state.allocations.get_mut(&handle).ok_or(libc::EINVAL)?;
@@ -325,7 +325,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes an allocation from a card's sight.
+    /// Unmaps an allocation from a card.
     pub(crate) fn unmap(&self, handle: u64, card: usize) -> Result<(), Errno> {
         let mut state = self.lock();
         let allocation = state.allocations.get_mut(&handle).ok_or(libc::EINVAL)?;
@@ -339,7 +339,7 @@ impl Memory {
 }
 
 impl CardMemory {
-    /// A place in the store that was never used: the file is sparse, and places are plenty.
+    /// An unused range of the store: the file is sparse, and there is plenty of room.
     fn take_offset(&mut self, size: u64) -> Result<u64, Errno> {
         let offset = self.next_offset;
         let end = offset + size.next_multiple_of(STEP);
@@ -366,7 +366,7 @@ fn stretch_of(store: &Arc<OwnedFd>, offset: u64, size: u64) -> Result<Stretch, E
     Ok(Stretch { host, size, backing: Some((offset, store.clone())) })
 }
 
-/// Whether every page of a stretch of this process is mapped.
+/// Whether every page of a range of this process is mapped.
 pub(crate) fn is_mapped(address: u64, size: u64) -> bool {
     const PAGES: u64 = 4096;
     let mut states = [0u8; PAGES as usize];
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(memory.free(handle), Err(libc::EBUSY));
         memory.unmap(handle, 0).unwrap();
         memory.free(handle).unwrap();
-        // A packet that began before keeps what it saw.
+        // A packet that started before keeps its view.
         assert!(table.host(0x1000_0000, 4, true).is_ok());
         assert!(memory.table(0).host(0x1000_0000, 4, true).is_err());
     }

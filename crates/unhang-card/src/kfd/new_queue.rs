@@ -1,4 +1,4 @@
-//! A new queue: what the runtime asked for, checked, and the thread that serves it.
+//! Creates a queue: checks the runtime's request and starts the thread that serves it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

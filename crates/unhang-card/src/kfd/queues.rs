@@ -1,4 +1,4 @@
-//! The queues of a process: one thread for each, so that they make progress beside each other.
+//! The queues of a process: one thread each, so that they make progress in parallel.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,24 +8,24 @@ use std::thread::JoinHandle;
 use super::abi::UpdateQueue;
 use crate::Errno;
 
-/// What a queue's thread and the driver's calls share.
+/// The state shared by a queue's thread and the driver's calls.
 #[derive(Debug)]
 pub(crate) struct Control {
     /// The queue is to end.
     pub stop: AtomicBool,
-    /// The queue may be processed; an update to no share of the card takes that away.
+    /// Whether the queue may be processed; an update to 0 % of the card stops it.
     pub active: AtomicBool,
 }
 
 /// A queue that there is.
 pub(crate) struct Running {
-    /// What its thread and the driver's calls share.
+    /// The state shared by its thread and the driver's calls.
     pub control: Arc<Control>,
     /// Its thread.
     pub thread: JoinHandle<()>,
     /// The card.
     pub card: usize,
-    /// What the runtime calls its kind.
+    /// The runtime's type for it.
     pub kind: u32,
 }
 
@@ -41,16 +41,16 @@ impl Queues {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a queue and waits until its thread has let go of the program's memory.
+    /// Ends a queue and waits until its thread no longer uses the program's memory.
     pub(crate) fn destroy(&self, id: u32) -> Result<(), Errno> {
         let queue = self.lock().remove(&id).ok_or(libc::EINVAL)?;
         queue.control.stop.store(true, Ordering::Release);
-        // The thread looks at `stop` between packets and the emulator while a kernel runs.
+        // The thread checks `stop` between packets, and the emulator while a kernel runs.
         let _ = queue.thread.join();
         Ok(())
     }
 
-    /// Changes a queue's share: none of the card stops it.
+    /// Changes a queue's share of the card; 0 stops it.
     pub(crate) fn update(&self, arguments: &UpdateQueue) -> Result<(), Errno> {
         if arguments.percentage > 100 || arguments.priority > 15 {
             return Err(libc::EINVAL);

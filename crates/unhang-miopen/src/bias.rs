@@ -1,4 +1,4 @@
-//! A convolution's bias, added and summed, on cards where MIOpen's own kernels are not proven.
+//! Adds and sums a convolution's bias, on cards where MIOpen's own kernels are not proven.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct Call {
     pub(crate) beta: *const c_void,
 }
 
-/// What computes it, where it is not MIOpen's.
+/// Who computes it, if not MIOpen.
 struct Ours {
     bias: Bias,
     device: Arc<Device>,
@@ -33,7 +33,7 @@ struct Ours {
 }
 
 impl Call {
-    /// None where it is MIOpen's; a status where nobody computes it.
+    /// `None` if it is MIOpen's; a status if nobody computes it.
     fn ours(&self, memory: [Opaque; 2]) -> Option<Result<Ours, Status>> {
         if real::is_inside() {
             return None;
@@ -65,7 +65,7 @@ impl Call {
     }
 }
 
-/// A status for what went wrong, said once.
+/// The status for an error, which is printed once.
 fn ended(result: Result<(), Failure>) -> Status {
     match result {
         Ok(()) => SUCCESS,
@@ -80,7 +80,7 @@ fn ended(result: Result<(), Failure>) -> Status {
     }
 }
 
-/// Adds a bias to a tensor. None where that is MIOpen's to do.
+/// Adds a bias to a tensor. `None` if that is MIOpen's to do.
 ///
 /// # Safety
 /// Memory as the descriptors say.
@@ -99,7 +99,7 @@ pub(crate) unsafe fn add(call: &Call, b: Opaque, y: Opaque) -> Option<Status> {
     }))
 }
 
-/// Sums a tensor over everything but its channels. None where that is MIOpen's to do.
+/// Sums a tensor over everything except its channels. `None` if that is MIOpen's to do.
 ///
 /// # Safety
 /// Memory as the descriptors say.
@@ -161,7 +161,7 @@ impl Ours {
         unsafe { self.by_either(launch, (dy, self.bias.view.span()), (db, self.bias_span()), on_host) }
     }
 
-    /// By our kernel, else on the host.
+    /// Computes it with our kernel, or on the host.
     ///
     /// # Safety
     /// As many elements as are named at both places.

@@ -1,4 +1,4 @@
-//! How functions of MIOpen's names are written here.
+//! Macros for functions with MIOpen's names.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,7 +9,7 @@ use crate::real::{self, Real};
 // SAFETY for whatever is written by these: every exported function has the contract of MIOpen's function of its name, and what is
 // passed on is what was given.
 
-/// Calls the real library's function; without one, it answers that the function is not implemented.
+/// Calls the real library's function; without one, returns "not implemented".
 macro_rules! forward {
     ($function:expr, $($argument:expr),*) => {
         match $function {
@@ -35,7 +35,7 @@ macro_rules! exported {
     };
 }
 
-/// Writes an answer where the caller wants it.
+/// Writes a result if the caller wants it.
 pub(crate) fn answer<T>(to: *mut T, value: impl FnOnce() -> T) -> Status {
     if to.is_null() {
         return BAD_PARAMETER;
@@ -45,7 +45,7 @@ pub(crate) fn answer<T>(to: *mut T, value: impl FnOnce() -> T) -> Status {
     SUCCESS
 }
 
-/// Runs what is not a convolution call of the eight; no panic leaves this.
+/// Runs a function that is not one of the eight convolution calls, and catches its panics.
 pub(crate) fn guarded(body: impl FnOnce(&'static Real) -> Status) -> Status {
     let Some(real) = real::of_caller() else { return NOT_INITIALIZED };
     catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or(INTERNAL_ERROR)

@@ -1,4 +1,4 @@
-//! The child in which our kernels are tried before they run on an affected card in this process.
+//! The child that tries our kernels on an affected card before they run in this process.
 //!
 //! The child is this very library, preloaded into a program that does nothing: when that ends, the kernels are tried
 //! ([`CHILD`] is set there). So what is tried is what will run, on the same runtime and with the same environment.
@@ -16,11 +16,11 @@ use unhang_session::{Device, try_families_of};
 
 use crate::loader;
 
-/// What makes a process the child: the card's number, the families, and the libraries that the parent has.
+/// The variable that makes a process the child: the card's number, the families, and the parent's libraries.
 const CHILD: &str = "UNHANG_MIOPEN_CANARY";
-/// The kernel families that are tried, and so the only ones that are used; all of them where it is not set.
+/// The kernel families to try, which are the only ones used; all of them if it is not set.
 const ONLY: &str = "UNHANG_MIOPEN_FAMILIES";
-/// A program that does nothing, to be preloaded into.
+/// A program that does nothing, which loads this library.
 const HOST: &str = "/bin/true";
 /// The kernel families that are tried, where the variable names some.
 pub(crate) fn only() -> Option<Vec<String>> {
@@ -28,11 +28,11 @@ pub(crate) fn only() -> Option<Vec<String>> {
     Some(only.split(',').map(str::to_owned).collect())
 }
 
-/// Runs the child; what it found of each family that it got to.
+/// Runs the child, and returns its verdict on each family that it reached.
 pub(crate) fn run(ordinal: i32, families: &[String], deadline: Duration) -> Families {
     let untried = |why: String| Families { untried: Some(why), ..Families::default() };
     let Some(own) = loader::own_path() else { return untried("this library cannot find its own file".to_owned()) };
-    // The loader's list has no quotes: a path that it cannot hold is opened, and named by that.
+    // The loader's list has no quotes: a path that it cannot hold is opened and named by its descriptor.
     let opened = own.contains([' ', ':']).then(|| std::fs::File::open(&own));
     let own = match &opened {
         Some(Ok(file)) => format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
@@ -57,7 +57,7 @@ static START: extern "C" fn() = {
     extern "C" fn start() {
         // SAFETY: a C string; nothing else runs yet.
         if !unsafe { libc::getenv(c"UNHANG_MIOPEN_CANARY".as_ptr()) }.is_null() {
-            // When the program ends everything in it has been initialised, other preloaded libraries too.
+            // When the program ends, everything in it has been initialised, including other preloaded libraries.
             // SAFETY: a function that lives as long as the process.
             unsafe { libc::atexit(child) };
         }

@@ -1,4 +1,4 @@
-//! What a call asks for: descriptors, read back through MIOpen's own getters, and the convolution that they are.
+//! What a call asks for: its descriptors, read through MIOpen's own getters, and the convolution that they describe.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use unhang_session::{Convolution, Placed, View};
 
 use crate::real::Real;
 
-/// The most axes of a tensor that is looked at: a batch, channels, three of space.
+/// The most axes of a tensor: batch, channels, and three of space.
 const AXES: usize = 5;
 
 /// A convolution call, in MIOpen's own terms.
@@ -34,7 +34,7 @@ pub(crate) struct Tensor {
     pub(crate) bytes: usize,
 }
 
-/// Everything that descriptors say of a call: equal ones are the same call.
+/// Everything that descriptors say about a call: equal ones are the same call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Described {
     pub(crate) direction: Direction,
@@ -68,7 +68,7 @@ pub(crate) fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
     }
 }
 
-/// What a convolution's own descriptor says.
+/// The contents of a convolution's descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Window {
     spatial: c_int,
@@ -104,7 +104,8 @@ impl Window {
         Some(Window { spatial, mode, groups, padding, stride, dilation })
     }
 
-    /// The result of an ordinary convolution of this window, in x's order of axes; `None` where sizes make no result.
+    /// The result of an ordinary convolution with this window, in x's order of axes; `None` if the sizes have no
+    /// result.
     pub(crate) fn result_of(&self, x: &Tensor, w: &Tensor) -> Option<Tensor> {
         let axes = x.axes as usize;
         if self.mode == MODE_TRANSPOSE || self.spatial != x.axes - 2 || w.axes != x.axes {
@@ -132,7 +133,7 @@ impl Window {
 }
 
 impl Described {
-    /// Reads a call's descriptors; `None` if one of them is not what the getters tell: null, of too many axes.
+    /// Reads a call's descriptors; `None` if the getters cannot read one: it is null, or has too many axes.
     pub(crate) fn read(real: &Real, call: &Call) -> Option<Described> {
         let (x, w, y) = (read_tensor(real, call.x)?, read_tensor(real, call.w)?, read_tensor(real, call.y)?);
         Described::of(call.direction, &Window::read(real, call.convolution)?, [x, w, y])
@@ -168,7 +169,7 @@ impl Described {
         }
     }
 
-    /// The convolution in one or two axes of space, or why our engines do not know it.
+    /// The 1-d or 2-d convolution, or why our engines do not support it.
     pub(crate) fn convolution(&self) -> Result<Convolution, String> {
         let data_type = self.data_type()?;
         let views = [self.x.view(data_type)?, self.w.view(data_type)?, self.y.view(data_type)?];
@@ -214,7 +215,7 @@ impl Described {
 }
 
 impl Tensor {
-    /// One number for each channel, of the same type.
+    /// One element for each channel, of the same type.
     pub(crate) fn as_channels(&self) -> Option<Tensor> {
         let (mut sizes, mut strides) = (self.sizes, [1; AXES]);
         sizes[2..].fill(1);
@@ -223,8 +224,8 @@ impl Tensor {
         Some(Tensor { sizes, strides, bytes, ..*self })
     }
 
-    /// What MIOpen derives for the parameters of a batch normalisation where none are described: single precision, unless tensors are of
-    /// double, for each channel or each position.
+    /// MIOpen's defaults for the parameters of a batch normalisation without descriptors: single precision, unless
+    /// tensors are double, for each channel or each position.
     pub(crate) fn parameters(&self, mode: c_int) -> Option<Tensor> {
         let data_type = match data_type_of(self.data_type)? {
             DataType::F64 => DataType::F64,
@@ -241,7 +242,7 @@ impl Tensor {
         Some(Tensor { sizes, bytes: elements as usize * data_type.size(), ..it })
     }
 
-    /// Its type, sizes and strides, with as many axes of space as there can be; `None` if getters have cut something off.
+    /// Its type, sizes and strides, padded to three axes of space; `None` if the getters truncated something.
     pub(crate) fn placed(&self) -> Option<(DataType, Placed)> {
         let (data_type, axes) = (data_type_of(self.data_type)?, self.axes as usize);
         let mut placed = Placed { sizes: [1; 5], strides: [1; 5] };
@@ -297,7 +298,7 @@ impl Tensor {
         }
     }
 
-    /// Getters cut off what is over 31 bits and say that all is well; vectorised layouts are not told at all.
+    /// Getters truncate values over 31 bits and report success; they do not report vectorised layouts at all.
     pub(crate) fn check_bytes(&self, bytes: usize) -> Result<(), String> {
         if bytes != self.bytes {
             return Err(format!("its descriptor tells of {bytes} bytes and MIOpen counts {}", self.bytes));
@@ -306,7 +307,7 @@ impl Tensor {
     }
 }
 
-/// The layout in which most of the tensors lie already.
+/// The layout of most of the tensors.
 fn layout_of(views: &[View; 3]) -> Layout {
     let count = |layout| views.iter().filter(|view| view.is_dense(layout)).count();
     if count(Layout::Nhwc) > count(Layout::Nchw) { Layout::Nhwc } else { Layout::Nchw }
@@ -315,7 +316,7 @@ fn layout_of(views: &[View; 3]) -> Layout {
 /// A bias and the tensor that it belongs to.
 pub(crate) struct Bias {
     pub(crate) data_type: DataType,
-    /// Elements from one number of the bias to the next.
+    /// The stride of the bias in elements.
     pub(crate) step: usize,
     pub(crate) view: View,
 }
@@ -368,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_transposed_convolution_is_the_ordinary_one_with_input_and_output_exchanged() {
-        // 5 -> 10 by stride 2 with an output padding of one, which no getter tells: the shapes do.
+        // 5 -> 10 by stride 2 with an output padding of one, which no getter reports: the shapes show it.
         let (x, w, y) = (packed(&[1, 4, 5, 5]), packed(&[4, 3, 3, 3]), packed(&[1, 3, 10, 10]));
         let found = described(Direction::Forward, MODE_TRANSPOSE, x, w, y).convolution().unwrap();
         assert_eq!(found.problem.to_string(), "backward-data:f32:nchw:1x3x10x10:4x3x3:s2x2:p1x1:d1x1:g1");

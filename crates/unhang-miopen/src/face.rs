@@ -1,4 +1,4 @@
-//! MIOpen's boundary as a face of the session: what only this library knows of the process that it is in.
+//! MIOpen's boundary as a face of the session: what only this library knows about its process.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(crate) struct Miopen {
     get_device: Option<GetNumber>,
 }
 
-/// A function of the runtime that takes a place for a number.
+/// A runtime function that writes a number.
 type GetNumber = unsafe extern "C" fn(*mut c_int) -> c_int;
 
 pub(crate) type Process = unhang_session::Process<Miopen>;
@@ -69,7 +69,7 @@ impl Face for Miopen {
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
-/// This process's knowledge; `None` if unhang is switched off, and in a forked child, whose runtime is its parent's.
+/// This process's session; `None` if unhang is switched off, and in a forked child, whose runtime is its parent's.
 pub(crate) fn process(real: &Real) -> Option<&'static Process> {
     let make = || {
         let is_off = std::env::var("UNHANG_MIOPEN").is_ok_and(|value| value == "0");
@@ -81,7 +81,7 @@ pub(crate) fn process(real: &Real) -> Option<&'static Process> {
     process.is_active().then_some(process)
 }
 
-/// The knowledge, if a convolution was asked for before.
+/// The session, if a convolution was asked for before.
 pub(crate) fn known() -> Option<&'static Process> {
     PROCESS.get().filter(|process| process.is_own())
 }
@@ -112,7 +112,7 @@ fn hip(name: &CStr) -> Option<GetNumber> {
     unsafe { std::mem::transmute::<*mut c_void, Option<GetNumber>>(found) }
 }
 
-/// What a call leads to, or the status with which it is answered.
+/// The decision for a call, or the status to return.
 pub(crate) fn decide(process: &Process, real: &Real, call: &Call) -> Result<Decision, Status> {
     let decision = match Described::read(real, call) {
         Some(described) => decide_described(process, real, described),
@@ -124,7 +124,7 @@ pub(crate) fn decide(process: &Process, real: &Real, call: &Call) -> Result<Deci
     if matches!(decision, Decision::Refuse) { Err(NOT_IMPLEMENTED) } else { Ok(decision) }
 }
 
-/// What a convolution leads to whose descriptors were read.
+/// The decision for a convolution whose descriptors were read.
 pub(crate) fn decide_described(process: &Process, real: &Real, described: Described) -> Decision {
     let key = (process.device_number(), real.base, described);
     process.decide(key, || described.asked())
@@ -137,8 +137,8 @@ pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
     (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)
 }
 
-/// Computes something other than a convolution on the process's device and the handle's stream, watched as a convolution is; `None` if it is left
-/// to the real library. It has a name in words, and that of its kernels' family.
+/// Computes something other than a convolution on the process's device and the handle's stream, and watches it; `None`
+/// if it is left to the real library. The caller gives its name in words, and that of its kernel family.
 pub(crate) fn on_device(
     process: &Process,
     real: &Real,
@@ -175,7 +175,7 @@ pub(crate) fn on_device(
     }
 }
 
-/// Whether scalars are those of a plain convolution: 1 and 0. MIOpen has no other either.
+/// Whether the scalars are those of a plain convolution: 1 and 0. MIOpen supports no others either.
 ///
 /// # Safety
 /// Scalars that are not null must be what the interface says: doubles for doubles, else floats.
@@ -199,7 +199,7 @@ pub(crate) struct Memory {
     pub(crate) bytes: usize,
 }
 
-/// Computes a convolution that is ours.
+/// Computes a convolution with our engines.
 ///
 /// # Safety
 /// The memory must be what the call's descriptors say.
@@ -214,7 +214,7 @@ pub(crate) unsafe fn execute(
     unsafe { execute_beside(process, real, route, call.handle, memory, &|| naive(real, call, memory)) }
 }
 
-/// Computes a convolution that is ours, or by `vendors_own` where the plan comes to that.
+/// Computes a convolution with our engines, or with `vendors_own` if the plan falls back to that.
 ///
 /// # Safety
 /// The memory must be what the route's convolution says.
@@ -245,8 +245,8 @@ pub(crate) unsafe fn execute_beside(
     }
 }
 
-/// The real library's naive solver, which needs neither a search nor a workspace: where the plan comes to MIOpen after a search
-/// that we have answered.
+/// The real library's naive solver, which needs neither a search nor a workspace: used if the plan falls back to MIOpen
+/// after we answered the search.
 ///
 /// # Safety
 /// As [`execute`].
@@ -254,7 +254,7 @@ unsafe fn naive(real: &Real, call: &Call, memory: Memory) -> Result<(), Failure>
     let none = || Failure::Declined("this MIOpen has no immediate mode".to_owned());
     let immediate = real.functions.of(call.direction).immediate.ok_or_else(none)?;
     let ([x, w, y], [xp, wp, yp]) = ([call.x, call.w, call.y], memory.tensors);
-    // Queries and immediate mode have the operands of the forward direction the other way round.
+    // Queries and immediate mode have the forward direction's operands in reverse order.
     let [a, ap, b, bp, c, cp] = match call.direction {
         Direction::Forward => [w, wp, x, xp, y, yp],
         Direction::BackwardData => [y, yp, w, wp, x, xp],

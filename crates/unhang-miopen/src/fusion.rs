@@ -1,4 +1,4 @@
-//! Fusion plans. They have no getters, so that what a plan is made of is noted when callers set it.
+//! Fusion plans. They have no getters, so a plan's contents are noted when callers set them.
 //!
 //! Where a convolution of the caller's would not be MIOpen's, neither is one inside of a plan: the plan is computed in parts, the convolution
 //! by the session and everything behind it by one kernel. A batch normalisation in a plan is computed as outside of one. Other plans
@@ -41,7 +41,7 @@ struct Plan {
     operators: Vec<(usize, Operator)>,
 }
 
-/// What an operator is given for an execution.
+/// An operator's arguments for an execution.
 #[derive(Debug, Clone, Copy)]
 enum Given {
     /// Where the filter is.
@@ -54,7 +54,7 @@ enum Given {
     Normalization(Buffers, f64, f64),
 }
 
-/// What is known of plans, and of what their operators are given, by the objects of MIOpen's that stand for them.
+/// The plans and their operators' arguments, by MIOpen's objects for them.
 #[derive(Default)]
 struct Noted {
     plans: HashMap<usize, Plan>,
@@ -78,7 +78,7 @@ fn note(status: Status, plan: Opaque, object: *mut Opaque, operator: Operator) -
     status
 }
 
-/// Notes what an operator is given.
+/// Notes an operator's arguments.
 fn give(status: Status, arguments: Opaque, operator: Opaque, given: Given) -> Status {
     if !real::is_inside() {
         noted(|all| all.arguments.entry(arguments as usize).or_default().insert(operator as usize, given));
@@ -109,7 +109,7 @@ impl Plan {
         self.operators.iter().any(|(_, operator)| matches!(operator, Operator::Convolution(_)))
     }
 
-    /// None where it is nothing that we compute.
+    /// `None` if we do not compute it.
     fn recipe(&self) -> Option<Recipe> {
         let mut recipe = Recipe::default();
         let mut stage = 0;
@@ -175,7 +175,7 @@ enum Verdict {
     Ours(Box<Recipe>, Option<Decision>),
 }
 
-/// Decides on a plan for an input and an output; without an output, for the one that its convolution would have.
+/// Decides on a plan for an input and an output; without an output, for its convolution's.
 fn decide(real: &Real, plan: &Plan, input: Option<Tensor>, output: Option<Tensor>) -> Verdict {
     let Some(process) = process(real).filter(|process| process.is_endangered() && !real::is_inside()) else {
         return Verdict::Forward;
@@ -210,12 +210,12 @@ pub(crate) struct Execution {
     pub(crate) workspace: (Opaque, usize),
 }
 
-/// Whoever comes after a convolution: what is multiplied, added and normalised by, and the activation.
+/// The steps after a convolution: factor, addend, normalisation and activation.
 #[derive(Default)]
 pub(crate) struct Epilogue {
-    /// What the convolution's result is multiplied with.
+    /// The factor of the convolution's result.
     pub(crate) factor: Option<f64>,
-    /// A tensor that is added, what it is multiplied with, and its address.
+    /// A tensor to add, its factor, and its address.
     pub(crate) added: Option<(Tensor, f64, Opaque)>,
     /// A bias.
     pub(crate) bias: Option<(Tensor, Opaque)>,
@@ -235,7 +235,7 @@ impl Execution {
         unsafe { execute_beside(process, self.real, route, self.handle, memory, &vendors_own) }
     }
 
-    /// Runs what comes behind, on the result in place.
+    /// Runs the following steps on the result in place.
     ///
     /// # Safety
     /// As [`Execution::convolve`].
@@ -273,7 +273,7 @@ impl Execution {
         unsafe { normalization::compute(process, self.real, self.handle, what, at) }.unwrap_or(NOT_IMPLEMENTED)
     }
 
-    /// Computes a plan in parts. None where that is the real library's.
+    /// Computes a plan in parts. `None` if that is the real library's.
     ///
     /// # Safety
     /// Memory as the descriptors say, and arguments that were given to the plan's operators.
@@ -332,7 +332,7 @@ impl Execution {
             Operator::Backward(mode) => (Operation::Backward, mode, x.parameters(mode)?),
             _ => return None,
         };
-        // A backward plan's input is the gradient of what came out, and its output that of x.
+        // A backward plan's input is the gradient of the output, and its output that of x.
         let (tensors, at) = match operation {
             Operation::Backward => ([x, y, x], Buffers { y: self.y.1 as u64, z: self.x.1 as u64, ..at }),
             _ => ([source.0, y, y], Buffers { x: source.1 as u64, y: self.y.1 as u64, ..at }),
@@ -344,7 +344,8 @@ impl Execution {
     }
 }
 
-/// Convolution, bias and activation in one call: `x`, filter and window, then what is added. None where that is the real library's.
+/// Convolution, bias and activation in one call: `x`, filter and window, then the addend. `None` if that is the real
+/// library's.
 ///
 /// # Safety
 /// Memory as the descriptors say.
@@ -377,7 +378,7 @@ pub(crate) unsafe fn convolve_and_activate(
     })
 }
 
-/// Buffers that a normalisation in a plan is given.
+/// The buffers of a normalisation in a plan.
 #[rustfmt::skip]
 fn buffers(scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque) -> Buffers {
     Buffers { scale: scale as u64, bias: bias as u64, mean: mean as u64, variance: variance as u64, ..Buffers::default() }
@@ -388,7 +389,7 @@ fn buffers(scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque) -> Buffe
 pub(crate) mod calls {
     use super::*;
 
-    /// What the real library says of an operator that it is asked for.
+    /// The real library's answer to a request for an operator.
     macro_rules! operator {
         ($function:ident, $plan:ident, $object:ident, [$($argument:expr),*], $real:ident => $operator:expr) => {
             guarded(|$real| note(forward!($real.functions.$function, $plan, $object $(, $argument)*), $plan, $object, $operator))
@@ -419,7 +420,7 @@ pub(crate) mod calls {
         miopenCreateOpActivationForward(plan: Opaque, object: *mut Opaque, mode: c_int) {
             operator!(operator_activation, plan, object, [mode], real => Operator::Activation(mode))
         }
-        /// Puts the way back through an activation into a plan.
+        /// Puts the backward pass of an activation into a plan.
         miopenCreateOpActivationBackward(plan: Opaque, object: *mut Opaque, mode: c_int) {
             operator!(operator_activation_backward, plan, object, [mode], real => Operator::ActivationBackward(mode))
         }
@@ -427,11 +428,11 @@ pub(crate) mod calls {
         miopenCreateOpBiasForward(plan: Opaque, object: *mut Opaque, b: Opaque) {
             operator!(operator_bias, plan, object, [b], real => Operator::Bias(read_tensor(real, b)))
         }
-        /// Puts a batch normalisation by estimates into a plan.
+        /// Puts an inference batch normalisation into a plan.
         miopenCreateOpBatchNormInference(plan: Opaque, object: *mut Opaque, mode: c_int, parameters: Opaque) {
             operator!(operator_infer, plan, object, [mode, parameters], real => Operator::Infer(mode, read_tensor(real, parameters)))
         }
-        /// Puts a batch normalisation of a training step into a plan.
+        /// Puts a training batch normalisation into a plan.
         miopenCreateOpBatchNormForward(plan: Opaque, object: *mut Opaque, mode: c_int, running: bool) {
             operator!(operator_train, plan, object, [mode, running], real => Operator::Train(mode))
         }
@@ -439,7 +440,7 @@ pub(crate) mod calls {
         miopenCreateOpBatchNormBackward(plan: Opaque, object: *mut Opaque, mode: c_int) {
             operator!(operator_backward, plan, object, [mode], real => Operator::Backward(mode))
         }
-        /// Compiles a plan: torch looks at this status, and not at that of the execution.
+        /// Compiles a plan: torch checks this status, not that of the execution.
         miopenCompileFusionPlan(handle: Opaque, plan: Opaque) {
             guarded(|real| {
                 let known = noted(|all| all.plans.get(&(plan as usize)).cloned()).filter(|_| !real::is_inside());
@@ -507,14 +508,14 @@ pub(crate) mod calls {
                 give(status, arguments, object, Given::Filter(w as u64))
             })
         }
-        /// The numbers of an activation.
+        /// The parameters of an activation.
         miopenSetOpArgsActivForward(arguments: Opaque, object: Opaque, alpha: *const c_void, beta: *const c_void, a: f64, b: f64, g: f64) {
             guarded(|real| {
                 let status = forward!(real.functions.set_activation_arguments, arguments, object, alpha, beta, a, b, g);
                 give(status, arguments, object, Given::Activation([a, b, g]))
             })
         }
-        /// The numbers of an activation, on the way back.
+        /// The parameters of an activation's backward pass.
         miopenSetOpArgsActivBackward(
             arguments: Opaque, object: Opaque, alpha: *const c_void, beta: *const c_void, y: Opaque, reserved: Opaque, a: f64, b: f64, g: f64,
         ) {
@@ -523,7 +524,7 @@ pub(crate) mod calls {
                 give(status, arguments, object, Given::Activation([a, b, g]))
             })
         }
-        /// What a normalisation by estimates is given.
+        /// The arguments of an inference normalisation.
         miopenSetOpArgsBatchNormInference(
             arguments: Opaque, object: Opaque, alpha: *const c_void, beta: *const c_void, scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque, epsilon: f64,
         ) {
@@ -532,7 +533,7 @@ pub(crate) mod calls {
                 give(status, arguments, object, Given::Normalization(buffers(scale, bias, mean, variance), epsilon, 0.0))
             })
         }
-        /// What a normalisation of a training step is given.
+        /// The arguments of a training normalisation.
         miopenSetOpArgsBatchNormForward(
             arguments: Opaque, object: Opaque, alpha: *const c_void, beta: *const c_void, scale: Opaque, bias: Opaque, mean: Opaque, inverse: Opaque,
             running_mean: Opaque, running_variance: Opaque, factor: f64, epsilon: f64,
@@ -544,7 +545,7 @@ pub(crate) mod calls {
                 give(status, arguments, object, Given::Normalization(at, epsilon, factor))
             })
         }
-        /// What the gradients of a normalisation are given.
+        /// The arguments of a normalisation's gradients.
         miopenSetOpArgsBatchNormBackward(
             arguments: Opaque, object: Opaque, alpha: *const c_void, beta: *const c_void, x: Opaque, scale: Opaque, bias: Opaque, dscale: Opaque, dbias: Opaque,
             mean: Opaque, inverse: Opaque,

@@ -1,4 +1,4 @@
-//! The functions of MIOpen's interface that this library stands before. Everything else is MIOpen's alone.
+//! The functions of MIOpen's interface that this library replaces. Everything else is MIOpen's alone.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ use crate::{bias, fusion};
 
 // SAFETY for the whole file: as `calls.rs` says.
 
-/// Whether a call is a question, or puts work into the stream: a search or a convolution, which may never return.
+/// Whether a call is a query, or puts work into the stream: a search or a convolution, which may never return.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CallKind {
     Question,
@@ -39,7 +39,7 @@ struct Ours<'a> {
     call: &'a Call,
 }
 
-/// Decides on a convolution call, and either passes it on or answers it. No panic leaves this.
+/// Decides on a convolution call, and either passes it on or answers it. Catches panics.
 fn boundary(
     kind: CallKind,
     call: Call,
@@ -113,7 +113,7 @@ fn solution(ours: &Ours<'_>, most: usize, count: *mut usize, to: *mut Solution) 
     if count.is_null() { SUCCESS } else { answer(count, || most.min(1)) }
 }
 
-/// Whether MIOpen knows a solver of this id: a framework may have stored one before we were here.
+/// Whether MIOpen has a solver with this id: a framework may have stored one before unhang was installed.
 fn check_id(ours: &Ours<'_>, id: u64) -> Status {
     if NAIVE_SOLVERS[index_of(ours.call.direction)] == id {
         return SUCCESS;
@@ -126,8 +126,8 @@ fn check_id(ours: &Ours<'_>, id: u64) -> Status {
     }
 }
 
-/// The eight functions of a direction. They differ in the order of x, w and y only: in searches and executions, in queries and
-/// immediate mode, and in which of them is the result.
+/// The eight functions of a direction. They differ only in the order of x, w and y (in searches and executions, in
+/// queries and immediate mode), and in which of them is the result.
 macro_rules! direction {
     (
         $direction:ident, $x:ident $w:ident $y:ident, $xp:ident $wp:ident $yp:ident,
@@ -286,7 +286,7 @@ direction! {
 }
 
 exported! {
-    /// A handle: from here on a library is in use.
+    /// Creates a handle: from here on a library is in use.
     miopenCreate(handle: *mut Opaque) {
         real::scan();
         guarded(|real| forward!(real.functions.create, handle))
@@ -388,7 +388,7 @@ table! {
     miopenBatchNormBackwardActivation, miopenPoolingForward, miopenPoolingBackward,
 }
 
-/// Our function of a name, for whoever looks it up; `None` if it is MIOpen's alone.
+/// Our function with a name, for look-ups; `None` if it is MIOpen's alone.
 pub(crate) fn exported(name: &CStr) -> Option<*mut c_void> {
     let found = table(name.to_str().ok()?);
     (!found.is_null()).then_some(found)

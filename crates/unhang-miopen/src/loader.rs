@@ -1,4 +1,4 @@
-//! What is mapped into this process: the C library's own `dlsym`, files by address, and who called.
+//! What is mapped into this process: the C library's own `dlsym`, files by address, and the caller.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) fn real() -> Option<Dlsym> {
     let mut found = REAL.load(Ordering::Acquire);
     if found.is_null() {
         found = versioned_in(libc::RTLD_NEXT);
-        // Loaded as what another library needs, this one stands behind the C library and not before it.
+        // Loaded as a dependency of another library, this one comes after the C library.
         for name in HOMES {
             if found.is_null() {
                 // SAFETY: a C string; nothing is loaded that is not there already.
@@ -41,7 +41,7 @@ pub(crate) fn real() -> Option<Dlsym> {
     unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
 }
 
-/// A function of a library, not one of ours.
+/// A library's own function, not ours.
 pub(crate) fn real_dlsym(library: *mut c_void, name: &CStr) -> *mut c_void {
     match real() {
         // SAFETY: a handle of the loader's and a C string.
@@ -50,7 +50,8 @@ pub(crate) fn real_dlsym(library: *mut c_void, name: &CStr) -> *mut c_void {
     }
 }
 
-/// Where the library is mapped in which a function was looked up last: whoever looks them up is linked to none.
+/// The base address of the library in which a function was looked up last: callers that look functions up are not
+/// linked to it.
 static LOOKED_UP: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn looked_up() -> usize {
@@ -59,7 +60,7 @@ pub(crate) fn looked_up() -> usize {
 
 /// Notes in which library functions are looked up.
 pub(crate) fn note_look_up(handle: *mut c_void) {
-    // Behind a proxy what was found is ours; this function is MIOpen's alone.
+    // Behind a proxy the look-up finds our function; this one is MIOpen's alone.
     if let Some((_, base)) = object_at(real_dlsym(handle, c"miopenGetTensorDescriptor") as usize) {
         LOOKED_UP.store(base, Ordering::Release);
     }
@@ -75,7 +76,7 @@ struct Search {
     found: Option<(CString, usize)>,
 }
 
-/// The file that is mapped at an address, and where it begins.
+/// The file mapped at an address, and its base.
 pub(crate) fn object_at(address: usize) -> Option<(CString, usize)> {
     // SAFETY: plain data, filled in by the call below.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -100,7 +101,7 @@ unsafe extern "C" fn visit(context: *mut c_void, data: *mut c_void) -> c_int {
     }
 }
 
-/// Who called into this library: its file and where it is mapped.
+/// The file that called into this library, and its base.
 pub(crate) fn caller() -> Option<(CString, usize)> {
     let (_, ours) = object_at(visit as *const () as usize)?;
     let mut search = Search { ours, found: None };
@@ -112,7 +113,7 @@ pub(crate) fn caller() -> Option<(CString, usize)> {
 /// This library's own file.
 pub(crate) fn own_path() -> Option<String> {
     let path = object_at(visit as *const () as usize)?.0.to_string_lossy().into_owned();
-    // A canary's child may know it by a number alone.
+    // A canary's child may know it only by a descriptor's number.
     let named = path.starts_with("/proc/").then(|| std::fs::read_link(&path).ok()).flatten();
     Some(named.map_or(path, |it| it.to_string_lossy().into_owned()))
 }
@@ -123,11 +124,11 @@ pub(crate) fn shipped_kernels() -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
-/// Where the library is mapped that a caller's reference to a function would lead to without us.
+/// The base of the library that a caller's reference to a function would reach without us.
 pub(crate) fn definition_for(caller: &CStr, name: &CStr) -> Option<usize> {
     // SAFETY: the file is mapped already.
     let library = unsafe { libc::dlopen(caller.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    // The program itself has no handle by its name: what it is linked to comes behind us.
+    // The program itself has no handle under its name: its libraries come after us.
     let library = if library.is_null() { libc::RTLD_NEXT } else { library };
     let found = real_dlsym(library, name);
     if found.is_null() { None } else { object_at(found as usize).map(|(_, base)| base) }
@@ -143,7 +144,7 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, data: 
     0
 }
 
-/// The files that are mapped and whose names begin with one of these.
+/// The mapped files whose names begin with one of these.
 pub(crate) fn mapped(stems: &[&str]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     // SAFETY: the function above, with the place that it expects.

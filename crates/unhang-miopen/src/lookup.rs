@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use crate::interpose;
 use crate::loader::{self, REAL, real_dlsym};
 
-/// What a look-up leads to if it is ours: null otherwise, and the real function is asked.
+/// Our function if a look-up is for one; null otherwise, and the real `dlsym` is called.
 ///
 /// # Safety
 /// As `dlsym`.
@@ -22,16 +22,16 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
         return std::ptr::null_mut();
     }
     let Some(ours) = interpose::exported(name) else { return std::ptr::null_mut() };
-    // A library without this function must go on to be without it.
+    // A library that lacks this function must still appear to lack it.
     // SAFETY: as the caller's own call.
     let found = real.map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) });
     if found.is_null() {
         return found;
     }
-    // Behind a proxy what was found is ours; this function is MIOpen's alone.
+    // Behind a proxy the look-up finds our function; this one is MIOpen's alone.
     if real_dlsym(handle, c"miopenGetTensorDescriptor").is_null() {
-        // In the whole program the only such function is ours, preloaded: whoever asks whether MIOpen is there gets the answer
-        // that it is not. This leaves the loader's own message for `dlerror`.
+        // In the whole program the only such function is ours, preloaded. A program that asks whether MIOpen is loaded
+        // must learn that it is not. This leaves the loader's own message for `dlerror`.
         let absent = [name.to_bytes(), b" (no MIOpen is loaded)"].concat();
         if let Ok(absent) = CString::new(absent) {
             real_dlsym(handle, &absent);
@@ -42,7 +42,7 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
     ours
 }
 
-/// What stands for no function at all, where null stands for asking the real one.
+/// Means "no such function"; null means "ask the real one".
 const NOTHING: *mut c_void = std::ptr::without_provenance_mut(1);
 
 /// As in the C library, but that MIOpen's convolutions are ours.

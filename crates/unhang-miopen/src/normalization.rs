@@ -34,7 +34,7 @@ struct Call {
     activation: Option<Opaque>,
 }
 
-/// What to compute, from tensors and parameters whose descriptors were read; `None` if we do not compute it.
+/// The task, from tensors and parameters whose descriptors were read; `None` if we do not compute it.
 pub(crate) fn describe(
     operation: Operation,
     mode: c_int,
@@ -91,7 +91,7 @@ pub(crate) unsafe fn compute(
 }
 
 impl Call {
-    /// None where it is the real library's.
+    /// `None` if it is the real library's.
     ///
     /// # Safety
     /// Memory as the descriptors say.
@@ -118,8 +118,8 @@ impl Call {
         unsafe { compute(process, real, self.handle, &what, &self.at) }
     }
 
-    /// Whether everything is there that must be, and scalars are those of a plain normalisation: MIOpen has no others either. They are
-    /// floats whatever the tensors are.
+    /// Whether all required operands are present, and the scalars are those of a plain normalisation: MIOpen supports
+    /// no others either. They are floats for every type of tensor.
     fn is_complete(&self) -> bool {
         let Buffers { x, y, z, scale, bias, .. } = self.at;
         let is_backward = matches!(self.operation, Operation::Backward | Operation::BackwardAnew);
@@ -136,7 +136,7 @@ impl Call {
     }
 }
 
-/// What is saved, where both are there; MIOpen saves none of them otherwise.
+/// The saved statistics, if both are present; otherwise MIOpen saves none.
 fn both(one: Opaque, other: Opaque) -> (u64, u64) {
     if one.is_null() || other.is_null() { (0, 0) } else { (one as u64, other as u64) }
 }
@@ -180,7 +180,7 @@ struct Infer { handle: Opaque, mode: c_int, scalars: [*const c_void; 2], x: [Opa
     estimated: [Opaque; 2], epsilon: f64, activation: Option<Opaque> }
 
 impl Infer {
-    /// Without estimates by the batch's own statistics, as in MIOpen.
+    /// Without estimates, the batch's own statistics are used, as in MIOpen.
     fn call(&self) -> Call {
         let Infer { handle, mode, scalars, x, y, parameters, scale, bias, epsilon, activation, .. } = *self;
         let null = std::ptr::null_mut();
@@ -255,7 +255,7 @@ pub(crate) mod calls {
     }
 
     exported! {
-        /// Batch normalisation of a training step.
+        /// Training batch normalisation.
         miopenBatchNormalizationForwardTraining(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque,
             scale: Opaque, bias: Opaque, factor: f64, running_mean: Opaque, running_variance: Opaque, epsilon: f64, saved_mean: Opaque, saved_inverse: Opaque,
@@ -268,7 +268,7 @@ pub(crate) mod calls {
                     epsilon, saved_mean, saved_inverse)
             )
         }
-        /// Batch normalisation of a training step, with descriptors of each parameter.
+        /// Training batch normalisation, with descriptors of each parameter.
         miopenBatchNormalizationForwardTraining_V2(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, factor: f64, running_mean: Opaque, running_variance: Opaque, epsilon: f64, saved_mean: Opaque,
@@ -282,7 +282,7 @@ pub(crate) mod calls {
                     running_variance, epsilon, saved_mean, saved_inverse)
             )
         }
-        /// Batch normalisation of a training step, and an activation.
+        /// Training batch normalisation, and an activation.
         miopenBatchNormForwardTrainingActivation(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, factor: f64, running_mean: Opaque, running_variance: Opaque, epsilon: f64, saved_mean: Opaque,
@@ -296,7 +296,7 @@ pub(crate) mod calls {
                     running_variance, epsilon, saved_mean, saved_inverse, activation)
             )
         }
-        /// Batch normalisation by estimates.
+        /// Inference batch normalisation.
         miopenBatchNormalizationForwardInference(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque,
             scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque, epsilon: f64,
@@ -308,7 +308,7 @@ pub(crate) mod calls {
                 forward!(real.functions.batch_norm_infer, handle, mode, alpha, beta, x, xp, y, yp, p, scale, bias, mean, variance, epsilon)
             )
         }
-        /// Batch normalisation by estimates, with descriptors of each parameter.
+        /// Inference batch normalisation, with descriptors of each parameter.
         miopenBatchNormalizationForwardInference_V2(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque, epsilon: f64,
@@ -320,7 +320,7 @@ pub(crate) mod calls {
                 forward!(real.functions.batch_norm_infer_2, handle, mode, alpha, beta, x, xp, y, yp, p, q, r, s, scale, bias, mean, variance, epsilon)
             )
         }
-        /// Batch normalisation by estimates, and an activation.
+        /// Inference batch normalisation, and an activation.
         miopenBatchNormForwardInferenceActivation(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque, epsilon: f64, activation: Opaque,

@@ -16,7 +16,7 @@ const KINDS: [PoolingKind; 3] = [PoolingKind::Largest, PoolingKind::Mean, Poolin
 /// `miopenPoolingWorkspaceIndexMask`: an index counts in its window.
 const INDEX_IN_WINDOW: c_int = 0;
 
-/// What a pooling's descriptor says, of depth, height and width.
+/// The contents of a pooling's descriptor, for depth, height and width.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Window {
     kind: PoolingKind,
@@ -37,7 +37,8 @@ impl Window {
         if descriptor.is_null() {
             return None;
         }
-        // The getter copies as many numbers as it is asked for, and does not look whether it has them: none at first.
+        // The getter copies as many numbers as it is asked for, without checking that it has them: ask for none at
+        // first.
         // SAFETY: the caller's descriptor, and places for what is asked for.
         unsafe {
             let get = f.pooling?;
@@ -93,15 +94,15 @@ struct Call {
     scalars: [*const c_void; 2],
     /// Descriptors of x and y, or of their gradients.
     tensors: [Opaque; 2],
-    /// What is read, and the result.
+    /// The source and the result.
     memory: [Opaque; 2],
-    /// Whether indices of the largest elements are kept or read, where they are, and how many bytes the caller says.
+    /// Whether indices of the largest elements are stored or read, their address, and the caller's size in bytes.
     keeps_indices: bool,
     workspace: (Opaque, usize),
 }
 
 impl Call {
-    /// None where it is the real library's.
+    /// `None` if it is the real library's.
     ///
     /// # Safety
     /// Memory as the descriptors say.
@@ -120,7 +121,7 @@ impl Call {
         let task = Window::read(real, self.pooling)?.task(self.backward, &x?, &y?, factors)?;
         let (place, bytes) = self.workspace;
         let keeps_indices = task.sizes.kind == PoolingKind::Largest && self.keeps_indices;
-        // A size of 0 says nothing: AMD's own driver program gives that.
+        // A size of 0 means nothing: AMD's own driver program passes it.
         let is_small = bytes != 0 && bytes < task.sizes.outputs() * task.index.bytes();
         if keeps_indices && (place.is_null() || is_small) {
             return Some(BAD_PARAMETER);
@@ -140,7 +141,7 @@ pub(crate) mod calls {
     use super::*;
 
     exported! {
-        /// Pooling, with the indices of the largest elements where a backward pass is to follow.
+        /// Pooling, with the indices of the largest elements if a backward pass will follow.
         miopenPoolingForward(
             handle: Opaque, pooling: Opaque, alpha: *const c_void, x: Opaque, xp: Opaque, beta: *const c_void, y: Opaque, yp: Opaque, keeps_indices: bool,
             workspace: Opaque, bytes: usize,

@@ -1,4 +1,4 @@
-//! The real MIOpen: found among what is mapped, whoever loaded it and however.
+//! The real MIOpen, found among the mapped files, however it was loaded.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ pub(crate) struct Real {
     pub(crate) functions: Functions,
     /// Its file.
     pub(crate) path: String,
-    /// Where it is mapped: what tells two of them apart.
+    /// Its base address, which distinguishes two of them.
     pub(crate) base: usize,
 }
 
@@ -34,11 +34,11 @@ impl Real {
     }
 }
 
-/// All that were found; they stay mapped, since each is held.
+/// All that were found; we hold them, so they stay mapped.
 static KNOWN: Mutex<Vec<&'static Real>> = Mutex::new(Vec::new());
-/// The one that is there, as long as it is the only one.
+/// The only one, as long as there is only one.
 static ONLY: AtomicPtr<Real> = AtomicPtr::new(std::ptr::null_mut());
-/// The one that each caller is linked to, by where the caller is mapped.
+/// The one that each caller is linked to, by the caller's base address.
 static OF_CALLERS: Mutex<Option<HashMap<usize, &'static Real>>> = Mutex::new(None);
 
 unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
@@ -56,7 +56,8 @@ unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, data: *mu
     0
 }
 
-/// Looks at what is mapped now. Called where a library begins to be used: when a handle is made, and when none is known.
+/// Searches the mapped files. Called when a program starts to use a library: when it creates a handle, and when none is
+/// known.
 pub(crate) fn scan() {
     let mut found: Vec<(CString, usize)> = Vec::new();
     // SAFETY: the function above, with the place that it expects.
@@ -92,7 +93,7 @@ pub(crate) fn of_caller() -> Option<&'static Real> {
     among_several()
 }
 
-/// Of several the one that the caller's own library is linked to, else the one in which functions were looked up last.
+/// Of several, the one that the caller's own library is linked to, else the one of the last look-up.
 fn among_several() -> Option<&'static Real> {
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let first = known.first().copied()?;
@@ -117,7 +118,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether this thread is inside of the real library, or of a call that another face has planned: what comes in then is
+/// Whether this thread is inside the real library, or in a call that another face has planned: calls from there are
 /// passed on. MIOpen calls some of its own functions through the table that leads here.
 pub(crate) fn is_inside() -> bool {
     DEPTH.with(|depth| depth.get() > 0)
@@ -136,7 +137,8 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// For the face in torch's dispatcher: what this thread asks MIOpen from now on was planned already; with 0, no more.
+/// For the face in torch's dispatcher: 1 says that this thread's following calls to MIOpen are planned already, 0 that
+/// they no longer are.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn unhang_miopen_planned(planned: c_int) {
     DEPTH.with(|depth| {

@@ -1,5 +1,5 @@
-//! "find 2.0": its objects have no getters, so that what a convolution's problem is made of is noted when callers set it. Solutions of
-//! convolutions that are ours to compute are objects of ours; every other object is the real library's.
+//! "find 2.0": its objects have no getters, so a convolution's problem is noted when callers set it. Solutions for
+//! convolutions that we compute are objects of ours; every other object is the real library's.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -81,7 +81,7 @@ impl Solution {
 
     /// An object that programs hold.
     fn into_object(self) -> Opaque {
-        // An address that nothing else has, as long as the solution is not destroyed.
+        // A unique address until the solution is destroyed.
         let at = Box::into_raw(Box::new(0u64)).cast();
         SOLUTIONS.put(at, Arc::new(self));
         at
@@ -98,7 +98,7 @@ impl Solution {
 }
 
 impl Problem {
-    /// What a search leads to; `None` if it is the real library's.
+    /// The result of a search; `None` if it is the real library's.
     fn decide(&self, real: &Real) -> Option<(Decision, Window, [Tensor; 3])> {
         let process = process(real)?;
         let [Some(x), Some(w), Some(y)] = self.tensors else { return None };
@@ -112,7 +112,7 @@ impl Problem {
     }
 }
 
-/// Searches: one solution of ours. None where that is the real library's.
+/// Searches: returns one solution of ours. `None` if that is the real library's.
 fn find(
     real: &Real,
     handle: Opaque,
@@ -126,7 +126,7 @@ fn find(
     let told = |number: usize| if count.is_null() { SUCCESS } else { answer(count, || number) };
     match decision {
         Decision::Forward(_) => None,
-        // Callers that ignore the status read the number of solutions all the same.
+        // Callers that ignore the status still read the number of solutions.
         Decision::Refuse => {
             told(0);
             Some(NOT_IMPLEMENTED)
@@ -153,7 +153,7 @@ fn find(
     }
 }
 
-/// Computes by a solution of ours.
+/// Computes with a solution of ours.
 ///
 /// # Safety
 /// Memory as the tensors say.
@@ -329,7 +329,7 @@ pub(crate) mod calls {
                 None => forward!(real.functions.solution_workspace, solution, bytes),
             })
         }
-        /// What a solution takes, in milliseconds.
+        /// A solution's time in milliseconds.
         miopenGetSolutionTime(solution: Opaque, milliseconds: *mut f32) {
             guarded(|real| match SOLUTIONS.get(solution) {
                 Some(ours) => answer(milliseconds, || ours.milliseconds),

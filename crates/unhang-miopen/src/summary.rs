@@ -1,4 +1,4 @@
-//! What was computed, told when the process ends: for the last line of `unhang run`, and for whoever asked to be told.
+//! The totals at the end of the process: for the closing line of `unhang run`, and for users who asked for them.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,7 +14,7 @@ use crate::face;
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = {
     extern "C" fn end() {
-        // A process that never asked for a convolution has nothing to tell, and no panic leaves a library's end.
+        // A process without a convolution has nothing to report, and no panic may leave a library's destructor.
         let _ = std::panic::catch_unwind(tell);
     }
     end
@@ -42,7 +42,7 @@ fn tell() {
             .collect();
         let path = PathBuf::from(folder).join(format!("done-{}-miopen.json", std::process::id()));
         let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        // The run is over, or its disk is full: the program has ended well all the same.
+        // The run is over, or its disk is full: the program ended well anyway.
         let _ = file.and_then(|mut file| write!(file, "{}", json!({ "layers": layers, "asked": asked })));
     }
     process.session().store().flush(Duration::from_secs(2));

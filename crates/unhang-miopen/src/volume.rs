@@ -1,4 +1,4 @@
-//! Descriptors with three axes of space: the 3-d convolution that they are.
+//! Descriptors with three axes of space: the 3-d convolution that they describe.
 
 use unhang_conv::{DataType, Direction, Layout, Volume, VolumeSpecification};
 use unhang_session::{Asked, VolumeConvolution};
@@ -27,7 +27,7 @@ impl Lying {
 }
 
 impl Described {
-    /// What is asked for, or why our engines do not know it.
+    /// The convolution, or why our engines do not support it.
     pub(crate) fn asked(&self) -> Result<Asked, String> {
         match self.x.axes {
             5 => self.volume().map(Asked::Volume),
@@ -35,7 +35,7 @@ impl Described {
         }
     }
 
-    /// The 3-d convolution, or why our engines do not know it; as [`Described::convolution`].
+    /// The 3-d convolution, or why our engines do not support it; as [`Described::convolution`].
     fn volume(&self) -> Result<VolumeConvolution, String> {
         let data_type = self.data_type()?;
         let tensors = [Lying::of(&self.x, data_type)?, Lying::of(&self.w, data_type)?, Lying::of(&self.y, data_type)?];

@@ -9,7 +9,7 @@ use std::time::Duration;
 use unhang_session::{Farewell, Runtime, Session, Watchdog, deadlines, say_once as say};
 
 static WATCHDOG: OnceLock<Option<Watchdog>> = OnceLock::new();
-/// The process that started it: its threads are in no child.
+/// The process that started it: a child has none of its threads.
 static STARTED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// The watchdog of this process, started at the first request; `None` if it is not wanted.

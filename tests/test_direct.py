@@ -57,7 +57,7 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Python:
 
 def test_this_torch_has_what_the_direct_path_needs() -> None:
     _dispatch.register("cpu")
-    assert _direct.open_face()
+    assert _direct.open_direct_path()
 
 
 @pytest.mark.parametrize("strategy", ["cpu_fallback", "aten"])

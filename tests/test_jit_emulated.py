@@ -159,12 +159,12 @@ def test_a_repeated_call_launches_our_kernels_without_python(
                     assert unhang.wait_for_kernels(120.0)
                 if turn == 2:
                     entered.clear()
-            assert not entered or not _direct.open_face()
+            assert not entered or not _direct.open_direct_path()
             # A view that begins where our kernels cannot read is copied, and so Python's.
             shifted = torch.cat([torch.zeros(1), x.detach().flatten()])[1:].view_as(x)
             assert shifted.data_ptr() % _launch.ALIGNMENT
             assert_close(F.conv2d(shifted, w, b), want[0], slack=2)
-            assert entered == ["forward"] or not _direct.open_face()
+            assert entered == ["forward"] or not _direct.open_direct_path()
     finally:
         _watchdog.stop()
     assert all(route.tally.by_place == [5 + (route.key.startswith("forward"))] for route in _convolve.routes.values())

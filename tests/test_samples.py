@@ -55,7 +55,7 @@ class Entered:
 
     def assert_some_did_not(self) -> None:
         computed = sum(route.tally.total for route in _convolve.routes.values() if route.key.startswith("forward"))
-        assert computed > self.forwards > 0 or not _direct.open_face()
+        assert computed > self.forwards > 0 or not _direct.open_direct_path()
 
 
 def test_torchs_own_samples(samples: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from unhang._watchdog import WatchedEngine
 
 Tensor = torch.Tensor
 
-#: The dispatch keys that Python's kernels are registered under, by device type; once the face is open.
+#: The dispatch keys that Python's kernels are registered under, by device type; once the direct path is open.
 PYTHON: dict[str, str] = {}
 # Keys of devices that torch has names for and that nobody has kernels for.
 _UNUSED = ("VE", "IPU", "PrivateUse3", "PrivateUse2", "MAIA", "HPU")
@@ -42,7 +42,7 @@ ORIGINAL: list[str] = []
 _TORCH = _core.Label("", "torch")
 
 
-def open_face() -> bool:
+def open_direct_path() -> bool:
     """Whether torch has what calls without Python need; asked of it once."""
     global _is_open
     if _is_open is None:
@@ -62,10 +62,10 @@ def _open() -> bool:
 
 
 def open_here() -> bool:
-    """Opens the face in this process, where every entry of torch's gives what is assumed of it."""
+    """Opens the direct path in this process, where every entry of torch's gives what is assumed of it."""
     original, *python = _unused()[:3]
     try:
-        _core.open_face(_keys(original), (_keys(python[0]), _keys(python[1])))
+        _core.open_direct_path(_keys(original), (_keys(python[0]), _keys(python[1])))
         _check_arguments()
     except RuntimeError as error:
         say(f"{error}: convolutions go through Python, which costs some microseconds each")
@@ -114,7 +114,7 @@ def keep_keys_apart(registered: Collection[str], register: Callable[[str], None]
             register(name)
     if lost:
         ORIGINAL.append(unused.pop())
-    _core.move_face(_keys(ORIGINAL[-1]), (_keys(PYTHON["cpu"]), _keys(PYTHON["cuda"])))
+    _core.move_direct_path(_keys(ORIGINAL[-1]), (_keys(PYTHON["cpu"]), _keys(PYTHON["cuda"])))
 
 
 # ---- whether torch is made as it is assumed to be ----

@@ -4,7 +4,7 @@ Kernels are registered once for a device type and never taken out again: another
 time. Whether they plan, and by which settings, is one value that each call reads once; where there is none torch's
 own kernels compute, as if ours were not there.
 
-From torch 2.10 on torch calls kernels of Rust's (``unhang-py``'s ``face``), which compute what is known and leave the
+From torch 2.10 on torch calls kernels of Rust's (``unhang-py``'s ``direct``), which compute what is known and leave the
 rest to those here; before, it calls those here (:mod:`unhang._direct`).
 """
 
@@ -194,14 +194,14 @@ def register(device: str) -> None:
             # On CUDA's key torch has its own kernel for the gradients: replacing it is what is meant. Torch says
             # so once for all operators, so that Rust's kernel, which no filter would reach, comes after Python's.
             warnings.filterwarnings("ignore", category=UserWarning)
-            is_direct = _direct.open_face()
+            is_direct = _direct.open_direct_path()
             for name, kernel in _kernels(device).items():
                 if not is_direct or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEYS[device]):
                     library.impl(name, kernel, KEYS[device])
         if is_direct:
             _direct.keep_keys_apart(_libraries, _register_for_python)
             _register_for_python(device)
-            _core.register_face(device, KEYS[device])
+            _core.register_direct_path(device, KEYS[device])
         _libraries[device] = library
     when_imported("torchgen.aoti.fallback_ops", _leave_gradients_to_the_dispatcher)
     when_imported("torch._inductor.config", _keep_compiled_code_apart)

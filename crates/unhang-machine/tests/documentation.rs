@@ -195,7 +195,7 @@ fn unsafe_code_is_where_the_architecture_says() {
             let is_named = named.iter().any(|it| {
                 whole.starts_with(it) && it.contains("/src/")
                     || section.contains(&format!("crates/{name}"))
-                        && (rest == *it || format!("face/{it}") == rest || it.ends_with('/') && rest.starts_with(it))
+                        && (rest == *it || format!("direct/{it}") == rest || it.ends_with('/') && rest.starts_with(it))
                     || whole.ends_with("instruction_tests/fast.rs") && it.ends_with("instruction_tests/fast.rs")
             });
             if !is_named {

@@ -1,15 +1,15 @@
 //! The extension module `unhang._core`: thin bindings that decide nothing.
 //!
-//! It turns Python's values into those of the crates below and back. Tensors come as an address and a length; only [`face`],
+//! It turns Python's values into those of the crates below and back. Tensors come as an address and a length; only [`direct`],
 //! which torch itself calls, knows torch. `unsafe` is where those are used: [`compute`], where they become slices, [`gpu`],
-//! where they are handed to kernels, and `face/c_interface.rs` with `face/kernels.rs`, where torch's interface is.
+//! where they are handed to kernels, and `direct/c_interface.rs` with `direct/kernels.rs`, where torch's interface is.
 
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "an address and a length become a slice")]
 mod compute;
+mod direct;
 mod errors;
-mod face;
 #[allow(unsafe_code, reason = "asks the C library to call before and after a fork")]
 mod forking;
 #[allow(unsafe_code, reason = "hands addresses to kernels")]
@@ -55,23 +55,23 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layers::count_layer, module)?)?;
     module.add_function(wrap_pyfunction!(layers::set_most_sizes, module)?)?;
     forking::follow_forks();
-    module.add_class::<face::Step>()?;
-    module.add_function(wrap_pyfunction!(face::open_face, module)?)?;
-    module.add_function(wrap_pyfunction!(face::move_face, module)?)?;
-    module.add_function(wrap_pyfunction!(face::register_echo, module)?)?;
-    module.add_function(wrap_pyfunction!(face::register_face, module)?)?;
-    module.add_function(wrap_pyfunction!(face::graph::carry_in_graphs, module)?)?;
-    module.add_function(wrap_pyfunction!(face::graph::carried, module)?)?;
-    module.add_class::<face::block::Block>()?;
-    module.add_function(wrap_pyfunction!(face::block::carry_blocks, module)?)?;
-    module.add_function(wrap_pyfunction!(face::block::set_block, module)?)?;
-    module.add_function(wrap_pyfunction!(face::activate, module)?)?;
-    module.add_function(wrap_pyfunction!(face::forward_settings, module)?)?;
-    module.add_function(wrap_pyfunction!(face::backward_settings, module)?)?;
-    module.add_class::<face::Ticket>()?;
-    module.add_function(wrap_pyfunction!(face::take_ticket, module)?)?;
-    module.add_function(wrap_pyfunction!(face::forget_calls, module)?)?;
-    module.add_function(wrap_pyfunction!(face::known_calls, module)?)?;
+    module.add_class::<direct::Step>()?;
+    module.add_function(wrap_pyfunction!(direct::open_direct_path, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::move_direct_path, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::register_echo, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::register_direct_path, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::graph::carry_in_graphs, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::graph::carried, module)?)?;
+    module.add_class::<direct::block::Block>()?;
+    module.add_function(wrap_pyfunction!(direct::block::carry_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::block::set_block, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::activate, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::forward_settings, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::backward_settings, module)?)?;
+    module.add_class::<direct::Ticket>()?;
+    module.add_function(wrap_pyfunction!(direct::take_ticket, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::forget_calls, module)?)?;
+    module.add_function(wrap_pyfunction!(direct::known_calls, module)?)?;
     module.add_class::<watchdog::PyWatchdog>()?;
     module.add_class::<watchdog::PyWatched>()?;
     module.add_class::<watchdog::PyCall>()?;

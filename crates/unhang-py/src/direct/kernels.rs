@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use unhang_conv::Layout;
 
-use super::c_interface::Boxed;
-use super::entries::Geometry;
+use super::c_interface::{Boxed, Mask};
+use super::entries::{Flags, Geometry};
 use super::step::{Backward, Forward, Step};
 use super::table::{self, Device, Key, Known, Miss};
 use super::tensors::{Described, List, Tensor};
@@ -19,14 +19,14 @@ use super::torch::Torch;
 use crate::layers;
 
 /// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.
-pub(super) struct Face {
+pub(super) struct DirectPath {
     pub torch: Torch,
     pub original: AtomicU64,
     /// By device type.
     pub python: [AtomicU64; 2],
 }
 
-impl Face {
+impl DirectPath {
     fn original(&self) -> u64 {
         self.original.load(Relaxed)
     }
@@ -37,7 +37,7 @@ impl Face {
 }
 
 /// Set before any kernel is registered.
-pub(super) static FACE: OnceLock<Face> = OnceLock::new();
+pub(super) static DIRECT_PATH: OnceLock<DirectPath> = OnceLock::new();
 
 /// Our kernels for a device type, by the op that they are for.
 pub(super) fn kernels(device: Device) -> [(&'static CStr, Boxed); 3] {
@@ -59,9 +59,9 @@ macro_rules! boxed {
     ($name:ident, $call:ident, $device:expr $(, $flags:literal)?) => {
         unsafe extern "C-unwind" fn $name(slots: *mut u64, _: u64, _: u64) {
             // Registered after it was set: see `register`.
-            let Some(face) = FACE.get() else { std::process::abort() };
+            let Some(direct) = DIRECT_PATH.get() else { std::process::abort() };
             // SAFETY: torch calls this with the slots of the op that it is registered for.
-            unsafe { $call(face, $device, slots $(, $flags)?) };
+            unsafe { $call(direct, $device, slots $(, $flags)?) };
         }
     };
 }
@@ -126,7 +126,7 @@ struct Call<'a> {
     bias: Option<Tensor<'a>>,
     rest: Rest,
     /// What traced graphs bring; their flags say which vendor library the tracing process had, and do not enter a plan.
-    flags: Option<[bool; 4]>,
+    flags: Option<Flags>,
 }
 
 impl<'a> Call<'a> {
@@ -140,7 +140,7 @@ impl<'a> Call<'a> {
                 weight: torch.tensor(*slots.add(1)),
                 bias: torch.optional(*slots.add(2)).map(|slot| torch.tensor(slot)).filter(Tensor::is_defined),
                 rest: Rest::take(torch, slots.add(3)),
-                flags: has_flags.then(|| [9, 10, 11, 12].map(|slot| *slots.add(slot) as u8 != 0)),
+                flags: has_flags.then(|| [9, 10, 11, 12].map(|slot| *slots.add(slot) as u8 != 0).into()),
             }
         }
     }
@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
 
     fn by_known(
         &self,
-        face: &'a Face,
+        direct: &'a DirectPath,
         known: &Forward,
         settings: u32,
         described: &[Described<'_, 'a>; 2],
@@ -182,11 +182,11 @@ impl<'a> Call<'a> {
     ) -> Option<Tensor<'a>> {
         let result = match known.step.original_flags() {
             Some(flags) => {
-                let _record = face.torch.profiler.record(known.step.record());
+                let _record = direct.torch.profiler.record(known.step.record());
                 let (tensors, bias) = ([&self.input, &self.weight], self.bias.as_ref());
-                face.torch.convolution_with_flags(face.original(), tensors, bias, &self.rest.geometry(), flags)
+                direct.torch.convolution_with_flags(direct.original(), tensors, bias, &self.rest.geometry(), flags)
             }
-            None => known.step.compute(&face.torch, *described, bias)?,
+            None => known.step.compute(&direct.torch, *described, bias)?,
         };
         known.step.count();
         layers::count_current(&known.label, known.step.is_bypass(), settings);
@@ -196,43 +196,49 @@ impl<'a> Call<'a> {
 
 /// # Safety
 /// The slots are those of `aten::convolution`, or of `aten::_convolution`, which has flags.
-unsafe fn forward(face: &'static Face, device: Device, slots: *mut u64, has_flags: bool) {
-    let torch = &face.torch;
+unsafe fn forward(direct: &'static DirectPath, device: Device, slots: *mut u64, has_flags: bool) {
+    let torch = &direct.torch;
     // SAFETY: the caller's word.
     let call = unsafe { Call::take(torch, slots, has_flags) };
     let result = if torch.is_tracing() {
         // Torch's tracer is Python's to deal with.
         let _miss = Miss::of(None, table::generation());
-        call.by(torch, face.python(device))
+        call.by(torch, direct.python(device))
     } else {
-        planned(face, device, &call)
+        planned(direct, device, &call)
     };
     // SAFETY: the result's slot, whose argument was taken.
     unsafe { *slots = result.into_slot() };
 }
 
-fn planned<'a>(face: &'a Face, device: Device, call: &Call<'a>) -> Tensor<'a> {
-    let torch = &face.torch;
+fn planned<'a>(direct: &'a DirectPath, device: Device, call: &Call<'a>) -> Tensor<'a> {
+    let torch = &direct.torch;
     let generation = table::generation();
     let settings = table::forward_settings(device, call.weight.address().unwrap_or(0));
     if settings == 0 {
         if device == Device::Cpu && call.flags.is_none() {
             // What torch's own kernel calls in turn, with flags that change nothing on the CPU: that would come here too.
             let (tensors, geometry) = ([&call.input, &call.weight], call.rest.geometry());
-            return torch.convolution_with_flags(face.original(), tensors, call.bias.as_ref(), &geometry, [false; 4]);
+            return torch.convolution_with_flags(
+                direct.original(),
+                tensors,
+                call.bias.as_ref(),
+                &geometry,
+                Flags::default(),
+            );
         }
-        return call.by(torch, face.original());
+        return call.by(torch, direct.original());
     }
     let described = call.described();
     let key = described.as_ref().and_then(|(tensors, bias)| call.key(settings, tensors, bias.as_ref()));
     if let Some((tensors, bias)) = &described
         && let Some(Known::Forward(known)) = key.as_ref().and_then(table::look_up)
-        && let Some(result) = call.by_known(face, &known, settings, tensors, bias.as_ref())
+        && let Some(result) = call.by_known(direct, &known, settings, tensors, bias.as_ref())
     {
         return result;
     }
     let _miss = Miss::of(key.as_ref(), generation);
-    call.by(torch, face.python(device))
+    call.by(torch, direct.python(device))
 }
 
 /// A backward's arguments.
@@ -242,7 +248,7 @@ struct Gradients<'a> {
     weight: Tensor<'a>,
     bias_sizes: Option<List>,
     rest: Rest,
-    mask: [bool; 3],
+    mask: Mask,
 }
 
 impl<'a> Gradients<'a> {
@@ -259,7 +265,7 @@ impl<'a> Gradients<'a> {
                 weight: torch.tensor(*slots.add(2)),
                 bias_sizes: torch.optional(*slots.add(3)).map(|slot| torch.list(slot)),
                 rest: Rest::take(torch, slots.add(4)),
-                mask: [asked(0), asked(1), asked(2)],
+                mask: Mask { data: asked(0), weights: asked(1), bias: asked(2) },
             }
         }
     }
@@ -270,11 +276,11 @@ impl<'a> Gradients<'a> {
     }
 
     fn key(&self, settings: u32, tensors: &[Described<'_, 'a>; 3]) -> Option<Key> {
-        if self.mask[2] && self.bias_sizes.is_none() {
+        if self.mask.bias && self.bias_sizes.is_none() {
             return None; // Python's path derives them
         }
-        let [data, weights, bias] = self.mask.map(u8::from);
-        let mut key = Key::new(2 | data << 2 | weights << 3 | bias << 4, settings);
+        let Mask { data, weights, bias } = self.mask;
+        let mut key = Key::new(2 | u8::from(data) << 2 | u8::from(weights) << 3 | u8::from(bias) << 4, settings);
         for tensor in tensors {
             key.add_tensor(tensor)?;
         }
@@ -291,9 +297,9 @@ impl<'a> Gradients<'a> {
 
     /// By torch's own kernel. On an accelerator torch has one that makes the tensors' device the current one first; ours has
     /// taken its place, and so has to.
-    fn by_original(&self, face: &'a Face) -> [Tensor<'a>; 3] {
-        let _guard = face.torch.on_device_of(&self.grad_output);
-        self.by(&face.torch, face.original())
+    fn by_original(&self, direct: &'a DirectPath) -> [Tensor<'a>; 3] {
+        let _guard = direct.torch.on_device_of(&self.grad_output);
+        self.by(&direct.torch, direct.original())
     }
 
     /// A copy of the output's gradient as our engines read it, for one with another layout: that of a sum is one element,
@@ -306,15 +312,15 @@ impl<'a> Gradients<'a> {
 
     fn by_known(
         &self,
-        face: &'a Face,
+        direct: &'a DirectPath,
         known: &Backward,
         [grad_output, input, weight]: [Described<'_, 'a>; 3],
     ) -> Option<[Tensor<'a>; 3]> {
-        let torch = &face.torch;
+        let torch = &direct.torch;
         let steps = || known.data.iter().chain(&known.weights);
         let found = if let Some(step) = steps().find(|step| step.original_flags().is_some()) {
             let _record = torch.profiler.record(step.record());
-            self.by_original(face)
+            self.by_original(direct)
         } else {
             let copy = steps().find_map(Step::layout).and_then(|layout| self.dense_gradient(torch, layout));
             let grad_output = match &copy {
@@ -327,7 +333,7 @@ impl<'a> Gradients<'a> {
             };
             let data = one(&known.data, [grad_output, weight])?;
             let weights = one(&known.weights, [input, grad_output])?;
-            let bias = if self.mask[2] {
+            let bias = if self.mask.bias {
                 let over = [0, 2, 3];
                 torch.sum(&self.grad_output, over.get(..input.sizes.len().checked_sub(1)?)?)
             } else {
@@ -344,32 +350,32 @@ impl<'a> Gradients<'a> {
 
 /// # Safety
 /// The slots are those of `aten::convolution_backward`.
-unsafe fn backward(face: &'static Face, device: Device, slots: *mut u64) {
-    let torch = &face.torch;
+unsafe fn backward(direct: &'static DirectPath, device: Device, slots: *mut u64) {
+    let torch = &direct.torch;
     // SAFETY: the caller's word.
     let call = unsafe { Gradients::take(torch, slots) };
-    let results = planned_backward(face, device, &call);
+    let results = planned_backward(direct, device, &call);
     for (place, result) in results.into_iter().enumerate() {
         // SAFETY: the results' slots, whose arguments were taken; there are more arguments than results.
         unsafe { *slots.add(place) = result.into_slot() };
     }
 }
 
-fn planned_backward<'a>(face: &'a Face, device: Device, call: &Gradients<'a>) -> [Tensor<'a>; 3] {
-    let torch = &face.torch;
+fn planned_backward<'a>(direct: &'a DirectPath, device: Device, call: &Gradients<'a>) -> [Tensor<'a>; 3] {
+    let torch = &direct.torch;
     let generation = table::generation();
     let settings = table::backward_settings(device, call.weight.address().unwrap_or(0));
     if settings == 0 {
-        return call.by_original(face);
+        return call.by_original(direct);
     }
     let described = call.described();
     let key = described.as_ref().and_then(|tensors| call.key(settings, tensors));
     if let Some(tensors) = described
         && let Some(Known::Backward(known)) = key.as_ref().and_then(table::look_up)
-        && let Some(results) = call.by_known(face, &known, tensors)
+        && let Some(results) = call.by_known(direct, &known, tensors)
     {
         return results;
     }
     let _miss = Miss::of(key.as_ref(), generation);
-    call.by(torch, face.python(device))
+    call.by(torch, direct.python(device))
 }

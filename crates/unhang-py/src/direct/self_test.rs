@@ -7,8 +7,9 @@
 use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_engine::Reference;
 
-use super::entries::Geometry;
-use super::kernels::FACE;
+use super::c_interface::Mask;
+use super::entries::{Flags, Geometry};
+use super::kernels::DIRECT_PATH;
 use super::tensors::{List, Tensor};
 use super::torch::Torch;
 use crate::compute::{Memory, compute};
@@ -98,7 +99,7 @@ impl Torch {
         for (bias, want) in [(Some(&bias), &with_bias), (None, &without)] {
             let found = self.convolution(keys, tensors, bias, &geometry);
             self.same(&found, &shapes[2], want).ok_or("convolution")?;
-            let found = self.convolution_with_flags(keys, tensors, bias, &geometry, [false; 4]);
+            let found = self.convolution_with_flags(keys, tensors, bias, &geometry, Flags::default());
             self.same(&found, &shapes[2], want).ok_or("_convolution")?;
         }
         let gradients = [
@@ -107,11 +108,12 @@ impl Torch {
         ];
         let sums: Vec<f32> = g.chunks(g.len() / b.len()).map(|channel| channel.iter().sum()).collect();
         let sizes = [b.len() as i64];
-        for mask in [[true, true, true], [false, true, false], [true, false, false]] {
+        for asked in [[true, true, true], [false, true, false], [true, false, false]] {
+            let mask = Mask { data: asked[0], weights: asked[1], bias: asked[2] };
             let tensors = [&grad_output, &input, &weight];
-            let found = self.convolution_backward(keys, tensors, mask[2].then_some(&sizes[..]), &geometry, mask);
+            let found = self.convolution_backward(keys, tensors, mask.bias.then_some(&sizes[..]), &geometry, mask);
             for (place, (shape, want)) in gradients.iter().enumerate() {
-                let right = if mask[place] {
+                let right = if asked[place] {
                     self.same(&found[place], *shape, want).is_some()
                 } else {
                     !found[place].is_defined()
@@ -119,7 +121,7 @@ impl Torch {
                 right.then_some(()).ok_or("convolution_backward")?;
             }
             let right =
-                if mask[2] { self.same(&found[2], &[b.len()], &sums).is_some() } else { !found[2].is_defined() };
+                if mask.bias { self.same(&found[2], &[b.len()], &sums).is_some() } else { !found[2].is_defined() };
             right.then_some(()).ok_or("convolution_backward")?;
         }
         self.same(&self.sum(&grad_output, &[0, 2, 3]), &[b.len()], &sums).ok_or("sum")?;
@@ -168,8 +170,8 @@ impl Torch {
 /// # Safety
 /// Torch calls it with the slots of that op.
 pub(super) unsafe extern "C-unwind" fn echo(slots: *mut u64, _: u64, _: u64) {
-    let Some(face) = FACE.get() else { std::process::abort() };
-    let torch = &face.torch;
+    let Some(direct) = DIRECT_PATH.get() else { std::process::abort() };
+    let torch = &direct.torch;
     // SAFETY: the caller's word; each slot is read once.
     let (input, other, lists, flag, number) = unsafe {
         let input = torch.tensor(*slots);

@@ -1,4 +1,4 @@
-//! The face to torch's dispatcher: the repeated convolution without Python, through torch's own C interface.
+//! The direct path from torch's dispatcher: the repeated convolution without Python, through torch's own C interface.
 //!
 //! It decides nothing. Python plans a convolution when it is new, computes it, and says how the same call is computed from
 //! then on ([`Ticket`]); everything that is unusual goes to Python again. Where torch has no such interface, all
@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use self::kernels::{FACE, Face};
+use self::kernels::{DIRECT_PATH, DirectPath};
 pub(crate) use self::step::Step;
 use self::step::{Backward, Forward};
 use self::table::{Device, Known};
@@ -47,8 +47,8 @@ fn device(name: &str) -> PyResult<Device> {
 /// Finds torch's functions and tests them. `original` is a key set under which torch's own kernels are reached, `python` are those of
 /// Python's kernels for the CPU and for CUDA. Raises `RuntimeError`, saying why, where calls have to go through Python.
 #[pyfunction]
-pub(crate) fn open_face(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
-    if FACE.get().is_none() {
+pub(crate) fn open_direct_path(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
+    if DIRECT_PATH.get().is_none() {
         let torch = Torch::find().map_err(PyRuntimeError::new_err)?;
         // On another thread: the modes and tracers of the caller's thread must not see this.
         let tested = py.detach(|| {
@@ -58,22 +58,22 @@ pub(crate) fn open_face(py: Python<'_>, original: u64, python: [u64; 2]) -> PyRe
         });
         tested.map_err(PyRuntimeError::new_err)?;
         let [cpu, cuda] = python;
-        let face = Face { torch, original: original.into(), python: [cpu.into(), cuda.into()] };
-        let _ = FACE.set(face);
+        let direct = DirectPath { torch, original: original.into(), python: [cpu.into(), cuda.into()] };
+        let _ = DIRECT_PATH.set(direct);
     }
     Ok(())
 }
 
-fn face() -> PyResult<&'static Face> {
-    FACE.get().ok_or_else(|| PyRuntimeError::new_err("torch's functions were not looked for"))
+fn direct() -> PyResult<&'static DirectPath> {
+    DIRECT_PATH.get().ok_or_else(|| PyRuntimeError::new_err("torch's functions were not looked for"))
 }
 
 /// Other key sets for torch's own and for Python's kernels: somebody has registered kernels under those of before.
 #[pyfunction]
-pub(crate) fn move_face(original: u64, python: [u64; 2]) -> PyResult<()> {
-    let face = face()?;
-    face.original.store(original, Relaxed);
-    for (place, keys) in face.python.iter().zip(python) {
+pub(crate) fn move_direct_path(original: u64, python: [u64; 2]) -> PyResult<()> {
+    let direct = direct()?;
+    direct.original.store(original, Relaxed);
+    for (place, keys) in direct.python.iter().zip(python) {
         place.store(keys, Relaxed);
     }
     Ok(())
@@ -83,15 +83,15 @@ pub(crate) fn move_face(original: u64, python: [u64; 2]) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn register_echo(name: &str) -> PyResult<()> {
     let name = CString::new(name)?;
-    face()?.torch.register(c"unhang", c"CPU", &[(&name, self_test::echo)]).map_err(PyRuntimeError::new_err)
+    direct()?.torch.register(c"unhang", c"CPU", &[(&name, self_test::echo)]).map_err(PyRuntimeError::new_err)
 }
 
 /// Registers our kernels for a device type under its dispatch key, for the life of the process.
 #[pyfunction]
-pub(crate) fn register_face(name: &str, key: &str) -> PyResult<()> {
+pub(crate) fn register_direct_path(name: &str, key: &str) -> PyResult<()> {
     let device = device(name)?;
     let key = CString::new(key)?;
-    face()?.torch.register(c"aten", &key, &kernels::kernels(device)).map_err(PyRuntimeError::new_err)
+    direct()?.torch.register(c"aten", &key, &kernels::kernels(device)).map_err(PyRuntimeError::new_err)
 }
 
 /// Has settings plan the convolutions of a device type from the next call on; None leaves them to torch.

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use unhang_conv::{Layout, Problem};
 use unhang_gpu::DevicePointers;
 
+use super::entries::Flags;
 use super::tensors::{Described, Tensor, TensorPlace, dense_length};
 use super::torch::Torch;
 use crate::compute::{Memory, compute, cpu_engine};
@@ -30,7 +31,7 @@ enum Work {
     /// watches them, where the watchdog is on.
     Gpu(Py<PyKernel>, Option<(Py<PyWatchdog>, Py<PyWatched>)>),
     /// Torch's own kernels, with the vendor's library left to these flags.
-    Original([bool; 4]),
+    Original(Flags),
 }
 
 impl Work {
@@ -82,7 +83,7 @@ impl Step {
     /// By torch's own kernels, with these flags: measure, be deterministic, use the vendor's library, allow TF32.
     #[staticmethod]
     fn original(flags: [bool; 4], tally: &Tally, bypass: bool) -> Step {
-        Step::unchecked(Work::Original(flags), Vec::new(), Vec::new(), tally.first(bypass))
+        Step::unchecked(Work::Original(flags.into()), Vec::new(), Vec::new(), tally.first(bypass))
     }
 }
 
@@ -103,7 +104,7 @@ impl Step {
     }
 
     /// The flags, where torch's own kernels compute.
-    pub fn original_flags(&self) -> Option<[bool; 4]> {
+    pub fn original_flags(&self) -> Option<Flags> {
         match self.0.work {
             Work::Original(flags) => Some(flags),
             _ => None,

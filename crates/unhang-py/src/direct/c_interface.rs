@@ -72,7 +72,11 @@ pub(super) struct OptionalType {
 /// `std::array<bool, 3>`: which gradients are asked for.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Mask(pub [bool; 3]);
+pub(super) struct Mask {
+    pub(super) data: bool,
+    pub(super) weights: bool,
+    pub(super) bias: bool,
+}
 
 /// What a function of the C interface returns: 0 where all went well.
 pub(super) type Code = i32;

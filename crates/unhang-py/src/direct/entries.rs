@@ -20,6 +20,24 @@ pub struct Geometry<'a> {
     pub groups: i64,
 }
 
+/// How torch's own convolution chooses its kernel.
+#[derive(Clone, Copy, Default)]
+pub struct Flags {
+    /// Whether to measure which is fastest.
+    pub benchmark: bool,
+    pub deterministic: bool,
+    /// Whether the vendor's library may compute it: cuDNN, MIOpen.
+    pub vendor: bool,
+    pub allow_tf32: bool,
+}
+
+impl From<[bool; 4]> for Flags {
+    /// In the order of torch's arguments.
+    fn from([benchmark, deterministic, vendor, allow_tf32]: [bool; 4]) -> Flags {
+        Flags { benchmark, deterministic, vendor, allow_tf32 }
+    }
+}
+
 /// Memory of the accelerator for work that is queued before it is dropped: torch gives it to later work of the same stream
 /// only.
 pub enum Scratch<'a> {
@@ -157,14 +175,14 @@ impl Torch {
         }
     }
 
-    /// Torch's convolution with its flags: whether to measure, to be deterministic, to use the vendor's library, to allow TF32.
+    /// Torch's convolution with its flags.
     pub fn convolution_with_flags(
         &self,
         keys: u64,
         tensors: [&Tensor<'_>; 2],
         bias: Option<&Tensor<'_>>,
         it: &Geometry<'_>,
-        flags: [bool; 4],
+        flags: Flags,
     ) -> Tensor<'_> {
         let mut result = MaybeUninit::<Raw>::uninit();
         let bias = optional(bias);
@@ -182,23 +200,23 @@ impl Torch {
                 it.transposed,
                 Numbers::of(it.output_padding),
                 &it.groups,
-                flags[0],
-                flags[1],
-                flags[2],
-                flags[3],
+                flags.benchmark,
+                flags.deterministic,
+                flags.vendor,
+                flags.allow_tf32,
             );
             self.kept(result.assume_init())
         }
     }
 
     /// The gradients of input, weight and bias that the mask asks for, by the kernel of the key set.
-    pub fn convolution_backward(
+    pub(super) fn convolution_backward(
         &self,
         keys: u64,
         tensors: [&Tensor<'_>; 3],
         bias_sizes: Option<&[i64]>,
         it: &Geometry<'_>,
-        mask: [bool; 3],
+        mask: Mask,
     ) -> [Tensor<'_>; 3] {
         let mut result = MaybeUninit::<[Raw; 3]>::uninit();
         // SAFETY: the arguments that the mangled name says; each lives until the call returns. A tuple of C++'s library
@@ -217,7 +235,7 @@ impl Torch {
                 it.transposed,
                 Numbers::of(it.output_padding),
                 &it.groups,
-                Mask(mask),
+                mask,
             );
             let [third, second, first] = result.assume_init();
             [self.kept(first), self.kept(second), self.kept(third)]

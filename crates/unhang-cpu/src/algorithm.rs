@@ -8,6 +8,13 @@ use crate::isa::Isa;
 use crate::plain::CHAIN;
 use crate::simd::winograd;
 
+/// How a convolution is computed: an algorithm, with the kernels of an instruction set.
+#[derive(Clone, Copy)]
+pub(crate) struct Method {
+    pub algorithm: Algorithm,
+    pub isa: Isa,
+}
+
 /// The algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

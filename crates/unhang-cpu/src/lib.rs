@@ -36,6 +36,7 @@ mod plain;
 mod simd;
 
 pub use algorithm::Algorithm;
+use algorithm::Method;
 pub use isa::Isa;
 pub use openmp::use_openmp_of;
 pub use parallel::available_threads;
@@ -108,7 +109,8 @@ impl CpuEngine {
             });
         }
         let algorithm = Algorithm::choose(problem, isa);
-        let way = (if settings.by_definition { algorithm.by_definition() } else { algorithm }, isa);
+        let algorithm = if settings.by_definition { algorithm.by_definition() } else { algorithm };
+        let method = Method { algorithm, isa };
         // Operands were validated: all are of the problem's type.
         macro_rules! typed {
             ($variant:ident, $compute:expr) => {{
@@ -126,13 +128,13 @@ impl CpuEngine {
         }
         match first {
             Elements::F32(_) => typed!(F32, |first, second, bias, result| {
-                simd::compute(problem, way, first, second, bias, result, threads)
+                simd::compute(problem, method, first, second, bias, result, threads)
             }),
             Elements::F16(_) => typed!(F16, |first, second, bias, result| {
-                by_conversion(problem, way, first, second, bias, result, threads)
+                by_conversion(problem, method, first, second, bias, result, threads)
             }),
             Elements::Bf16(_) => typed!(Bf16, |first, second, bias, result| {
-                by_conversion(problem, way, first, second, bias, result, threads)
+                by_conversion(problem, method, first, second, bias, result, threads)
             }),
             Elements::F64(_) => typed!(F64, |first, second, bias, result| {
                 plain::compute(problem, first, second, bias, result, threads)
@@ -159,7 +161,7 @@ impl Engine for CpuEngine {
 /// Computes in single precision what is in half: converted whole at the edges.
 fn by_conversion<T: plain::Number<Sum = f32>>(
     problem: &Problem,
-    way: (Algorithm, Isa),
+    method: Method,
     first: &[T],
     second: &[T],
     bias: Option<&[T]>,
@@ -169,6 +171,6 @@ fn by_conversion<T: plain::Number<Sum = f32>>(
     let wide = |narrow: &[T]| narrow.iter().map(|number| number.widen()).collect::<Vec<f32>>();
     let bias = bias.map(wide);
     let mut wide_result = vec![0.0; result.len()];
-    simd::compute(problem, way, &wide(first), &wide(second), bias.as_deref(), &mut wide_result, threads);
+    simd::compute(problem, method, &wide(first), &wide(second), bias.as_deref(), &mut wide_result, threads);
     result.iter_mut().zip(wide_result).for_each(|(to, number)| *to = T::narrow(number));
 }

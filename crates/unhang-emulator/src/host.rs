@@ -129,7 +129,8 @@ pub(crate) fn apply<const WIDE: bool>(
     vectors: Vectors<WIDE>,
     destination: &Cell<Lanes>,
     sources: [&Cell<Lanes>; 3],
-    (on, mode): (u32, FloatMode),
+    on: u32,
+    mode: FloatMode,
     lane: impl Fn(u64, u64, u64, FloatMode) -> u64,
 ) {
     let [a, b, c] = sources.map(Cell::get);
@@ -188,11 +189,11 @@ macro_rules! for_hosts {
             use $crate::registers::Lanes;
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply(Vectors::avx512(), d, [a, b, c], (on, $mode), $lane)
+                apply(Vectors::avx512(), d, [a, b, c], on, $mode, $lane)
             }
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply(Vectors::PORTABLE, d, [a, b, c], (on, $mode), $lane)
+                apply(Vectors::PORTABLE, d, [a, b, c], on, $mode, $lane)
             }
             Some(FastFunction::Row(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow }))
         }

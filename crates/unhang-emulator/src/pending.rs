@@ -338,8 +338,8 @@ impl Pending {
                 Some(index) => function.instructions[index as usize].text(function.wave64()).to_string(),
                 None => format!("a load at {address:#x}"),
             };
-            let what = (&function.instructions[index], &function.semantics[index]);
-            self.flights.check(what, effects, lanes, function.addresses[index], text)?;
+            let (instruction, semantics) = (&function.instructions[index], &function.semantics[index]);
+            self.flights.check(instruction, semantics, effects, lanes, function.addresses[index], text)?;
         }
         (self.watch, self.watch_since_call) = (watch, since_call);
         self.flights.note(touch.flight, function.addresses[index], lanes);

@@ -318,7 +318,7 @@ mod tests {
     const FLAT_STORE: Flight = Flight::Load { counter: Counter::FlatStore, first: 0, count: 0 };
 
     /// A wave's access and then a wait, a barrier, and what another wave does to the same bytes.
-    fn with_wait(flight: Flight, (place, deed): (Where, Deed), wait: [u8; 3], then: Deed) -> Result<(), bool> {
+    fn with_wait(flight: Flight, place: Where, deed: Deed, wait: [u8; 3], then: Deed) -> Result<(), bool> {
         let mut races = Races::new(2, true);
         races.begin(0, 0, flight);
         races.touch(place, 4, deed).unwrap();
@@ -337,19 +337,19 @@ mod tests {
     #[test]
     fn what_is_in_flight_at_a_barrier_is_not_behind_it() {
         let (global, local) = (Where::Global(0x1000), Where::Local(8));
-        let store = |wait| with_wait(STORE, (global, Deed::Write), wait, Deed::Read);
+        let store = |wait| with_wait(STORE, global, Deed::Write, wait, Deed::Read);
         assert_eq!(store([NOT, NOT, 0]), Ok(()));
         assert_eq!(store([0, 0, NOT]), Err(true), "stores have a separate counter");
         assert_eq!(store([NOT, NOT, 1]), Err(true), "one may be in flight");
         // Memory that is overwritten before a load of it was waited for.
-        let load = |wait| with_wait(LOAD, (global, Deed::Read), wait, Deed::Write);
+        let load = |wait| with_wait(LOAD, global, Deed::Read, wait, Deed::Write);
         assert_eq!(load([0, NOT, NOT]), Ok(()));
         assert_eq!(load([NOT, 0, 0]), Err(true));
-        let write = |wait| with_wait(LOCAL, (local, Deed::Write), wait, Deed::Read);
+        let write = |wait| with_wait(LOCAL, local, Deed::Write, wait, Deed::Read);
         assert_eq!(write([NOT, 0, NOT]), Ok(()));
         assert_eq!(write([0, NOT, 0]), Err(true));
         // A flat one is in that memory which it went to.
-        let flat = |place, wait| with_wait(FLAT_STORE, (place, Deed::Write), wait, Deed::Read);
+        let flat = |place, wait| with_wait(FLAT_STORE, place, Deed::Write, wait, Deed::Read);
         assert_eq!((flat(global, [NOT, NOT, 0]), flat(global, [0, 0, NOT])), (Ok(()), Err(true)));
         assert_eq!((flat(local, [NOT, 0, NOT]), flat(local, [0, NOT, 0])), (Ok(()), Err(true)));
     }

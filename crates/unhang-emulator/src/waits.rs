@@ -361,7 +361,8 @@ impl Flights {
     #[cold]
     pub(crate) fn check(
         &self,
-        (instruction, semantics): (&Instruction, &Semantics),
+        instruction: &Instruction,
+        semantics: &Semantics,
         effects: &Effects,
         lanes: u64,
         address: u64,

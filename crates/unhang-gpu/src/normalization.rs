@@ -323,7 +323,7 @@ impl GpuEngine {
             };
             let addresses = stage.arguments.iter().map(address).collect();
             // SAFETY: the caller's promise; arguments and shape are those that the kernel declares.
-            unsafe { self.launch_with(function, (launches.grid, THREADS), addresses, &launches.shape, stream)? };
+            unsafe { self.launch_with(function, launches.grid, THREADS, addresses, &launches.shape, stream)? };
         }
         Ok(())
     }

@@ -197,7 +197,7 @@ impl GpuEngine {
             addresses.push(at.indices);
         }
         // SAFETY: the caller's promise; arguments and shape are those that the kernel declares.
-        unsafe { self.launch_with(*function, (launch.grid, THREADS), addresses, &launch.shape, stream) }
+        unsafe { self.launch_with(*function, launch.grid, THREADS, addresses, &launch.shape, stream) }
     }
 }
 

@@ -145,10 +145,6 @@ fn the_plain_path_of_the_emulator_knows_nothing_of_the_fast_one() {
 /// The most lines of a function.
 const MOST_LINES: usize = 80;
 
-/// Functions that have more, by file and name: inner loops of the CPU's kernels, whose steps share most of their values. A name leaves
-/// this list when its function is divided.
-const STILL_LONG: &[(&str, &str)] = &[("unhang-cpu/simd/gather.rs", "rows")];
-
 #[test]
 fn functions_fit_on_a_page() {
     let mut long = Vec::new();
@@ -156,11 +152,15 @@ fn functions_fit_on_a_page() {
         let found = Crate::read(&root().join("crates").join(&name).join("src")).functions_longer_than(MOST_LINES);
         long.extend(found.into_iter().map(|(file, function, lines)| (format!("{name}/{file}"), function, lines)));
     }
-    let is_known = |file: &str, function: &str| STILL_LONG.contains(&(file, function));
-    let unknown: Vec<_> = long.iter().filter(|(file, function, _)| !is_known(file, function)).collect();
-    assert!(unknown.is_empty(), "functions of more than {MOST_LINES} lines: {unknown:#?}");
-    let is_long =
-        |it: &&(&str, &str)| long.iter().any(|(file, function, _)| (file.as_str(), function.as_str()) == **it);
-    let divided: Vec<_> = STILL_LONG.iter().filter(|it| !is_long(it)).collect();
-    assert!(divided.is_empty(), "no longer long: take {divided:?} off the list");
+    assert!(long.is_empty(), "functions of more than {MOST_LINES} lines: {long:#?}");
+}
+
+#[test]
+fn an_argument_is_one_thing() {
+    let mut tuples = Vec::new();
+    for name in crates() {
+        let found = Crate::read(&root().join("crates").join(&name).join("src")).tuples_as_arguments();
+        tuples.extend(found.into_iter().map(|text| format!("{name}/{text}")));
+    }
+    assert!(tuples.is_empty(), "give these a struct, or an argument each: {tuples:#?}");
 }

@@ -130,9 +130,19 @@ fn for_each_of(view: &View, mut visit: impl FnMut(usize, usize)) {
     }
 }
 
+/// Elements on the device.
+struct Place {
+    address: u64,
+    elements: usize,
+}
+
 impl Ours {
-    fn bias_span(&self) -> usize {
-        1 + (self.bias.view.shape[1] - 1) * self.bias.step
+    fn bias_at(&self, address: Opaque) -> Place {
+        Place { address: address as u64, elements: 1 + (self.bias.view.shape[1] - 1) * self.bias.step }
+    }
+
+    fn tensor_at(&self, address: Opaque) -> Place {
+        Place { address: address as u64, elements: self.bias.view.span() }
     }
 
     /// # Safety
@@ -145,7 +155,7 @@ impl Ours {
         on_host: impl FnOnce(&mut Numbers, &mut Numbers),
     ) -> Result<(), Failure> {
         // SAFETY: the caller's promise.
-        unsafe { self.by_either(launch, (b, self.bias_span()), (y, self.bias.view.span()), on_host) }
+        unsafe { self.by_either(launch, self.bias_at(b), self.tensor_at(y), on_host) }
     }
 
     /// # Safety
@@ -158,7 +168,7 @@ impl Ours {
         on_host: impl FnOnce(&mut Numbers, &mut Numbers),
     ) -> Result<(), Failure> {
         // SAFETY: the caller's promise.
-        unsafe { self.by_either(launch, (dy, self.bias.view.span()), (db, self.bias_span()), on_host) }
+        unsafe { self.by_either(launch, self.tensor_at(dy), self.bias_at(db), on_host) }
     }
 
     /// Computes it with our kernel, or on the host.
@@ -168,15 +178,15 @@ impl Ours {
     unsafe fn by_either(
         &self,
         launch: Option<Move>,
-        from: (Opaque, usize),
-        to: (Opaque, usize),
+        from: Place,
+        to: Place,
         on_host: impl FnOnce(&mut Numbers, &mut Numbers),
     ) -> Result<(), Failure> {
         let engine = &self.device.engine;
         if let Some(launch) = launch.filter(|_| self.by_kernels) {
             let launch = engine.load_move(launch, self.stream)?;
             // SAFETY: the caller's promise.
-            return unsafe { engine.launch_move(&launch, from.0 as u64, to.0 as u64, self.stream) }
+            return unsafe { engine.launch_move(&launch, from.address, to.address, self.stream) }
                 .map_err(Failure::from);
         }
         let driver: &dyn Driver = engine.driver();
@@ -188,10 +198,10 @@ impl Ours {
         let data_type = self.bias.data_type;
         // SAFETY: the caller's promise.
         unsafe {
-            let mut source = Numbers::read(driver, data_type, from.1, from.0 as u64, self.stream)?;
-            let mut target = Numbers::read(driver, data_type, to.1, to.0 as u64, self.stream)?;
+            let mut source = Numbers::read(driver, data_type, from.elements, from.address, self.stream)?;
+            let mut target = Numbers::read(driver, data_type, to.elements, to.address, self.stream)?;
             on_host(&mut source, &mut target);
-            target.write(driver, to.0 as u64, self.stream).map_err(Failure::from)
+            target.write(driver, to.address, self.stream).map_err(Failure::from)
         }
     }
 }

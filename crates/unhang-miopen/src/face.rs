@@ -143,7 +143,8 @@ pub(crate) fn on_device(
     process: &Process,
     real: &Real,
     handle: Opaque,
-    (what, family): (&str, &str),
+    what: &str,
+    family: &str,
     compute: impl FnOnce(&Device, u64) -> Result<(), Failure>,
 ) -> Option<Status> {
     let left = |reason: String| say(&format!("a {what} is left to MIOpen: {reason}"));

@@ -351,7 +351,8 @@ impl Execution {
 /// Memory as the descriptors say.
 pub(crate) unsafe fn convolve_and_activate(
     execution: &Execution,
-    (w, filter): (Opaque, Opaque),
+    w: Opaque,
+    filter: Opaque,
     convolution: Opaque,
     epilogue: impl FnOnce(&Real) -> Option<Epilogue>,
 ) -> Option<Status> {

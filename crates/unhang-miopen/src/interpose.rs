@@ -335,7 +335,7 @@ exported! {
                 Some(Epilogue { factor, added, bias, activation: read_activation(real, activation)? })
             };
             // SAFETY: see above.
-            unsafe { fusion::convolve_and_activate(&execution, (w, wp), convolution, epilogue) }.unwrap_or_else(|| forward!(
+            unsafe { fusion::convolve_and_activate(&execution, w, wp, convolution, epilogue) }.unwrap_or_else(|| forward!(
                 real.functions.bias_activation, handle, alpha1, x, xp, w, wp, convolution, algorithm, workspace, bytes, alpha2, z, zp,
                 b, bp, activation, y, yp
             ))

@@ -85,7 +85,7 @@ pub(crate) unsafe fn compute(
     at: &Buffers,
 ) -> Option<Status> {
     // SAFETY: the caller's promise.
-    on_device(process, real, handle, ("batch normalisation", FAMILY), |device, stream| unsafe {
+    on_device(process, real, handle, "batch normalisation", FAMILY, |device, stream| unsafe {
         normalize(process.session(), device, what, at, stream)
     })
 }

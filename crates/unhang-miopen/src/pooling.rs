@@ -129,7 +129,7 @@ impl Call {
         let [from, to] = self.memory.map(|it| it as u64);
         let at = Buffers { from, to, indices: if keeps_indices { place as u64 } else { 0 } };
         // SAFETY: the caller's promise.
-        on_device(process, real, self.handle, ("pooling", FAMILY), |device, stream| unsafe {
+        on_device(process, real, self.handle, "pooling", FAMILY, |device, stream| unsafe {
             pool(process.session(), device, &task, &at, stream)
         })
     }

@@ -118,9 +118,10 @@ fn find(
     handle: Opaque,
     problem: Opaque,
     options: Opaque,
-    to: (*mut Opaque, *mut usize, usize),
+    solutions: *mut Opaque,
+    count: *mut usize,
+    most: usize,
 ) -> Option<Status> {
-    let (solutions, count, most) = to;
     let noted = PROBLEMS.get(problem).filter(|_| !real::is_inside())?;
     let (decision, window, tensors) = noted.decide(real)?;
     let told = |number: usize| if count.is_null() { SUCCESS } else { answer(count, || number) };
@@ -162,11 +163,12 @@ unsafe fn run(
     handle: Opaque,
     solution: &Solution,
     given: &[TensorArgument],
-    room: (Opaque, usize),
+    workspace: Opaque,
+    bytes: usize,
 ) -> Status {
     let (Some(process), Some(direction)) = (process(real), solution.direction()) else { return NOT_IMPLEMENTED };
     let mut tensors = solution.tensors;
-    let mut memory = Memory { tensors: [std::ptr::null_mut(); 3], workspace: room.0, bytes: room.1 };
+    let mut memory = Memory { tensors: [std::ptr::null_mut(); 3], workspace, bytes };
     for argument in given {
         let Some(which) = usize::try_from(argument.id).ok().and_then(|id| id.checked_sub(1)).filter(|&it| it < 3)
         else {
@@ -264,7 +266,7 @@ pub(crate) mod calls {
         }
         /// The search.
         miopenFindSolutions(handle: Opaque, problem: Opaque, options: Opaque, solutions: *mut Opaque, count: *mut usize, most: usize) {
-            guarded(|real| find(real, handle, problem, options, (solutions, count, most)).unwrap_or_else(|| {
+            guarded(|real| find(real, handle, problem, options, solutions, count, most).unwrap_or_else(|| {
                 forward!(real.functions.find_solutions, handle, problem, options, solutions, count, most)
             }))
         }
@@ -273,7 +275,7 @@ pub(crate) mod calls {
             guarded(|real| match SOLUTIONS.get(solution) {
                 Some(_) if tensors.is_null() => BAD_PARAMETER,
                 // SAFETY: as many arguments as the caller says.
-                Some(ours) => unsafe { run(real, handle, &ours, std::slice::from_raw_parts(tensors, count), (workspace, bytes)) },
+                Some(ours) => unsafe { run(real, handle, &ours, std::slice::from_raw_parts(tensors, count), workspace, bytes) },
                 None => forward!(real.functions.run_solution, handle, solution, count, tensors, workspace, bytes),
             })
         }

@@ -9,7 +9,7 @@ pub const SIZES: [i64; 7] = [32, 42, 44, 48, 64, 128, 224];
 
 /// The convolutions of the grid, small ones first: forward, fp32, 3×3, one image, as in the reports.
 pub fn problems() -> Vec<Problem> {
-    let cell = |size: i64, (in_channels, out_channels): (i64, i64)| {
+    let cell = |size: i64, in_channels: i64, out_channels: i64| {
         let specification = Specification {
             in_channels,
             out_channels,
@@ -20,7 +20,7 @@ pub fn problems() -> Vec<Problem> {
         };
         Problem::new(specification).expect("the grid's own convolutions are valid")
     };
-    SIZES.iter().flat_map(|&size| CHANNELS.map(|channels| cell(size, channels))).collect()
+    SIZES.iter().flat_map(|&size| CHANNELS.map(|(from, to)| cell(size, from, to))).collect()
 }
 
 #[cfg(test)]

@@ -111,8 +111,8 @@ impl PySession {
         };
         let said = |message: &str| drop(say.call1((message,)));
         let families = gpu.families();
-        let on_card = (&self.card(device), gpu.engine());
-        self.session.ensure_families(on_card, &[&families], deadline, try_in_child, &said)
+        let card = self.card(device);
+        self.session.ensure_families(&card, gpu.engine(), &[&families], deadline, try_in_child, &said)
     }
 
     /// In a canary's child: tries these families on a device (all where none are named) one after the other, each within a limit, and

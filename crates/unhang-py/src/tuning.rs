@@ -187,7 +187,7 @@ impl PyContest {
                 || Subject { candidate: choice.to_string(), ..Subject::new(&self.problem, EngineName::Jit, rehearsed) };
             let timing = py.detach(|| {
                 let time = || kernel.time(pointers, stream, repeats);
-                watchdog.map_or_else(time, |it| it.watch_candidate(subject(), (device, stream), time))
+                watchdog.map_or_else(time, |it| it.watch_candidate(subject(), device, stream, time))
             })?;
             if let Some(polled) = &mut *locked(&self.polled) {
                 polled.queued(choice, timing);

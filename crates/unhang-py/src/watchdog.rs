@@ -120,12 +120,7 @@ impl PyWatchdog {
     }
 
     /// One candidate of our kernels for a convolution is launched by `run`: inside of a call that is watched, or in a rehearsal.
-    pub(crate) fn watch_candidate<T>(
-        &self,
-        subject: Subject,
-        (device, stream): (i32, u64),
-        run: impl FnOnce() -> T,
-    ) -> T {
+    pub(crate) fn watch_candidate<T>(&self, subject: Subject, device: i32, stream: u64, run: impl FnOnce() -> T) -> T {
         let subject = Arc::new(subject);
         let call = if device < 0 {
             Some(self.watchdog.begin_host(&subject))

@@ -92,7 +92,8 @@ impl Session {
     /// deadline, and stores the verdicts.
     pub fn ensure_families<E>(
         &self,
-        (card, engine): (&Card, &GpuEngine),
+        card: &Card,
+        engine: &GpuEngine,
         groups: &[&[String]],
         deadline: Duration,
         mut try_in_child: impl FnMut(&[String]) -> Result<Families, E>,

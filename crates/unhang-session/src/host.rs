@@ -159,14 +159,14 @@ impl Numbers {
         Numbers::zeros(other.elements().data_type(), count)
     }
 
-    /// Copies the elements of a view of another tensor into these, in the order of other strides. Both start at the
-    /// given elements.
-    pub(crate) fn copy_between(&mut self, from: &Numbers, view: &View, start: (usize, usize), to: [usize; 4]) {
+    /// Copies the elements of a view of another tensor into these, in the order of other strides: from its element `first` on, to
+    /// the element `to_first` and on.
+    pub(crate) fn copy_between(&mut self, from: &Numbers, view: &View, first: usize, to: [usize; 4], to_first: usize) {
         macro_rules! copy {
             ($($variant:ident),*) => {
                 match (self, from) {
                     $((Numbers::$variant(target), Numbers::$variant(source)) => {
-                        walk(view, to, |from, to| target[start.1 + to] = source[start.0 + from]);
+                        walk(view, to, |from, to| target[to_first + to] = source[first + from]);
                     })*
                     _ => debug_assert!(false, "tensors of one convolution are of one type"),
                 }

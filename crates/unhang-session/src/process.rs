@@ -413,8 +413,8 @@ impl<F: Face> Process<F> {
         // The family that computes every convolution comes first and alone: compiling all the others takes a while.
         let (first, rest) = families.split_at(2.min(families.len()));
         let run = |asked: &[String]| Ok::<_, Infallible>(self.face.try_in_child(device.ordinal, asked, deadline));
-        let on_card = (&device.card, &device.engine);
-        match self.session.ensure_families(on_card, &[first, rest], deadline, run, &say) {
+        let groups = [first, rest];
+        match self.session.ensure_families(&device.card, &device.engine, &groups, deadline, run, &say) {
             Ok(()) => self.session.family_facts(&device.card, &device.engine, &families),
             Err(never) => match never {},
         }

@@ -237,9 +237,8 @@ impl Sample {
             let own = group * channels..(group + 1) * channels;
             let whole = group * rows..(group + 1) * rows;
             let windows = positions.iter().zip(&looks).enumerate().filter_map(|(number, ([image, ..], look))| {
-                let begin = look.begin;
-                let [down, across] = [(begin[0], window[0], in_height), (begin[1], window[1], in_width)].map(overlap);
-                let ((from_rows, to_rows), (from_columns, to_columns)) = (down?, across?);
+                let (from_rows, to_rows) = overlap(look.begin[0], window[0], in_height)?;
+                let (from_columns, to_columns) = overlap(look.begin[1], window[1], in_width)?;
                 Some(Piece {
                     tensor: TensorName::First,
                     from: vec![*image..image + 1, own.clone(), from_rows, from_columns],
@@ -416,7 +415,7 @@ fn some_of(elements: Elements<'_>, range: Range<usize>) -> Elements<'_> {
 }
 
 /// The part of a window that is inside an axis, and where it is in the window.
-fn overlap((begin, length, size): (i64, usize, usize)) -> Option<(Range<usize>, Range<usize>)> {
+fn overlap(begin: i64, length: usize, size: usize) -> Option<(Range<usize>, Range<usize>)> {
     let (from, to) = (begin.max(0), (begin + length as i64).min(size as i64));
     let at = |it: i64, zero: i64| (it - zero) as usize;
     (from < to).then(|| (at(from, 0)..at(to, 0), at(from, begin)..at(to, begin)))

@@ -289,7 +289,7 @@ impl Lying {
     fn gathered(&self, from: &Numbers) -> Numbers {
         let mut dense = Numbers::zeros_like(from, self.elements());
         for (at, to, view, strides) in self.images() {
-            dense.copy_between(from, &view, (at, to), strides);
+            dense.copy_between(from, &view, at, strides, to);
         }
         dense
     }
@@ -298,7 +298,7 @@ impl Lying {
     fn scatter(&self, to: &mut Numbers, dense: &Numbers) {
         for (at, from, view, strides) in self.images() {
             let turned = View { shape: view.shape, strides };
-            to.copy_between(dense, &turned, (from, at), view.strides);
+            to.copy_between(dense, &turned, from, view.strides, at);
         }
     }
 }

@@ -8,6 +8,7 @@
 //! through it, and the pixels stay in the second-level cache from one block to the next.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::cache;
@@ -124,10 +125,13 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
 
     let parts: Vec<(usize, usize)> = even_parts(lines.pixels, kernels.most_scalars(vectors, 1)).collect();
     let tiles = lines.lines * parts.len();
-    let units: Vec<(usize, usize)> = even_parts(tiles, UNIT_TILES.min(tiles.div_ceil(threads))).collect();
+    let ranges = |of: usize, most: usize| -> Vec<Range<usize>> {
+        even_parts(of, most).map(|(first, count)| first..first + count).collect()
+    };
+    let units = ranges(tiles, UNIT_TILES.min(tiles.div_ceil(threads)));
     // Few tiles: the blocks of filters are shared out too.
     let shares = if threads > 1 { (2 * threads).div_ceil(units.len() * gather.groups) } else { 1 };
-    let shares: Vec<(usize, usize)> = even_parts(blocks.len(), blocks.len().div_ceil(shares)).collect();
+    let shares = ranges(blocks.len(), blocks.len().div_ceil(shares));
     let driver = ChannelWork {
         gather,
         kernels,
@@ -141,8 +145,9 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
         result: Shared(result.as_mut_ptr()),
     };
     for_each_unit(threads, gather.groups * units.len() * shares.len(), |unit| {
-        let (rest, share) = (unit / shares.len(), shares[unit % shares.len()]);
-        driver.unit(source, rest % gather.groups, units[rest / gather.groups], share);
+        let (rest, share) = (unit / shares.len(), unit % shares.len());
+        let tiles = units[rest / gather.groups].clone();
+        driver.unit(source, rest % gather.groups, tiles, shares[share].clone());
     });
 }
 
@@ -162,17 +167,17 @@ struct ChannelWork<'a> {
 }
 
 impl ChannelWork<'_> {
-    /// Computes some blocks of filters, the first and how many, for some tiles.
-    fn unit(&self, source: &[f32], group: usize, tiles: (usize, usize), share: (usize, usize)) {
+    /// Computes some blocks of filters for some tiles.
+    fn unit(&self, source: &[f32], group: usize, tiles: Range<usize>, blocks: Range<usize>) {
         let (gather, kernels, lanes) = (self.gather, self.kernels, self.kernels.lanes);
         let (sources, results) = (gather.source_channels, gather.result_channels);
         let [pitch, to_pitch] = self.lines.pitch;
         let most = self.parts.iter().map(|part| part.1).max().unwrap_or(0);
         let block_most = SOURCE_BLOCK.min(sources).next_multiple_of(COMMON_PITCH);
-        let mut packed = Workspace::take(tiles.1 * most * block_most);
+        let mut packed = Workspace::take(tiles.len() * most * block_most);
         let mut part_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
         let biases = &self.biases[group * self.biases.len() / gather.groups..];
-        let places: Vec<([usize; 2], usize)> = (tiles.0..tiles.0 + tiles.1)
+        let places: Vec<([usize; 2], usize)> = tiles
             .map(|tile| {
                 let (first, pixels) = self.parts[tile % self.parts.len()];
                 (self.lines.place(tile / self.parts.len(), first), pixels)
@@ -185,7 +190,7 @@ impl ChannelWork<'_> {
                 let from = &source[from + group * sources + first..][..(pixels - 1) * pitch + channels];
                 copy_closer(kernels, from, pitch, pixels, channels, to);
             }
-            for block in &self.blocks[share.0..share.0 + share.1] {
+            for block in &self.blocks[blocks.clone()] {
                 let vectors = block.width / lanes;
                 // Blocks before this one are full: as wide as they have channels.
                 let at = group * self.of_group + block.first * sources + first * block.width;

@@ -192,7 +192,7 @@ impl Correlation<'_> {
             for phase in 0..rows.phases.len() {
                 let row = step * rows.out_step + phase;
                 if row < rows.result {
-                    self.row_of_results(unit, (row, phase), begin % kept.rows, &room);
+                    self.row_of_results(unit, row, phase, begin % kept.rows, &room);
                 }
             }
         }
@@ -208,7 +208,7 @@ impl Correlation<'_> {
             to.fill(0.0);
             return;
         }
-        let (begin, end, from) = inside(columns, unit.columns);
+        let (begin, end, from) = inside(columns, unit.columns.0, unit.columns.1);
         let first = unit.block * kept.channels;
         let count = kept.channels.min(gather.groups - first);
         let [by_image, _, by_row, by_column] = gather.source;
@@ -228,7 +228,7 @@ impl Correlation<'_> {
     }
 
     /// Computes one row of results of a phase, from rows that are kept from place `first` on.
-    fn row_of_results(&self, unit: Unit, (row, row_phase): (usize, usize), first: usize, room: &[f32]) {
+    fn row_of_results(&self, unit: Unit, row: usize, row_phase: usize, first: usize, room: &[f32]) {
         let Correlation { gather, kept, .. } = self;
         let [rows, columns] = &gather.axes;
         let [by_image, _, by_row, by_column] = gather.result;
@@ -265,7 +265,7 @@ impl Correlation<'_> {
 }
 
 /// Of the places that a tile's steps meet: those that lie in the source, and where the first does.
-fn inside(columns: &Axis, (first, count): (usize, usize)) -> (usize, usize, usize) {
+fn inside(columns: &Axis, first: usize, count: usize) -> (usize, usize, usize) {
     let origin = (first * columns.in_step) as isize + columns.low;
     let places = (count - 1) * columns.in_step + columns.span;
     let begin = (-origin).clamp(0, places as isize) as usize;

@@ -6,6 +6,7 @@
 //! `[block of results][block of sources][phase][tap][source channel][result channels]`. A tile is up to 28 vectors of
 //! sums: neighbouring pixels × vectors of result channels.
 
+use std::ptr;
 use std::sync::Arc;
 
 use super::cache;
@@ -133,7 +134,42 @@ struct Pass<'a> {
     cuts: &'a [[Cut; 2]; MAX_VECTORS + 1],
 }
 
+/// What all tiles of a group of rows have in common.
+struct RowGroup {
+    /// The first pixel that they meet.
+    x: *const f32,
+    /// Whether the source has edges and no tap of the first row meets one: most tiles are far from them.
+    row_inside: bool,
+    /// Whether no tap of any of its rows meets one.
+    rows_inside: bool,
+    /// In place, the pixels that the next tile is the first to meet come into the cache meanwhile.
+    fetches_pixels: bool,
+    /// Packed, each run of channels is one tap: those that meet nothing but zeros are left out.
+    skips_zeros: bool,
+}
+
 impl Pass<'_> {
+    fn row_group(&self, block: &ResultBlock, &Place { image, row, rows: tile_rows }: &Place) -> RowGroup {
+        let (driver, strip) = (self.driver, self.strip);
+        let (gather, source) = (driver.gather, &driver.source);
+        let rows = &gather.axes[0];
+        let is_packed = source.arrangement != Arrangement::InPlace;
+        let x = if is_packed {
+            self.packed[image * self.block_numbers + row * source.step_pitch()..].as_ptr()
+        } else {
+            let start = source.in_place(strip.first_image + image, self.first_channel, strip.first_row + row);
+            strip.source.as_ptr().wrapping_offset(start)
+        };
+        let row_inside = source.has_edges() && rows.all_inside(strip.first_row + row, 1);
+        RowGroup {
+            x,
+            row_inside,
+            rows_inside: rows.all_inside(strip.first_row + row, tile_rows),
+            fetches_pixels: row_inside || (!is_packed && !source.has_edges() && block.first == 0),
+            skips_zeros: is_packed && driver.steps == Steps::Channels && gather.axes.iter().any(Axis::is_dilated),
+        }
+    }
+
     /// Computes all tiles of a group of rows for one block of results.
     fn rows(&mut self, block: &ResultBlock, filters: *const f32, place: &Place) {
         let (driver, strip) = (self.driver, self.strip);
@@ -142,37 +178,15 @@ impl Pass<'_> {
         let (phase_rows, phase_columns) = (rows.phases.len(), columns.phases.len());
         let width = block.vectors * kernels.lanes;
         let Place { image, row, rows: tile_rows } = *place;
-        let x = if source.arrangement == Arrangement::InPlace {
-            let start = source.in_place(strip.first_image + image, self.first_channel, strip.first_row + row);
-            strip.source.as_ptr().wrapping_offset(start)
-        } else {
-            self.packed[image * self.block_numbers + row * source.step_pitch()..].as_ptr()
-        };
-        let has_edges = source.has_edges();
-        // Most tiles are far from the edges.
-        let row_inside = has_edges && rows.all_inside(strip.first_row + row, 1);
-        let inside = |column: usize, pixels: usize| row_inside && columns.all_inside(column, pixels);
-        // In place, the pixels that the next tile is the first to meet come into the cache meanwhile.
-        let fetches_pixels =
-            row_inside || (source.arrangement == Arrangement::InPlace && !has_edges && block.first == 0);
-        // Packed, each run of channels is one tap: those that meet nothing but zeros are left out.
-        let packed = source.arrangement != Arrangement::InPlace;
-        let skips = packed && driver.steps == Steps::Channels && gather.axes.iter().any(Axis::is_dilated);
-        let rows_inside = rows.all_inside(strip.first_row + row, tile_rows);
+        let RowGroup { x, row_inside, rows_inside, fetches_pixels, skips_zeros } = self.row_group(block, place);
+        let inside = |column, pixels| !source.has_edges() || row_inside && columns.all_inside(column, pixels);
         let mut met = Vec::new();
         let mut edges = Edges::default();
-        let surroundings = Surroundings {
-            gather,
-            kernels,
-            source,
-            channels: driver.source_block,
-            row_taps_together: driver.steps == Steps::RowTaps,
-            vectors: block.vectors,
-        };
+        let surroundings = driver.surroundings(block);
         let pitch = source.pixel_pitch();
         let (count, runs) = &self.runs[block.vectors];
+        let common = Tile { w: filters, count: *count, x_step: self.plane, ..driver.tile(block) };
         let by_column = gather.result[3];
-        let cut = &self.cuts[block.vectors][usize::from(tile_rows > 1)];
         for phase_row in 0..phase_rows {
             let result_row = |row: usize| (strip.first_row + row) * rows.out_step + phase_row;
             if result_row(row) >= rows.result {
@@ -180,7 +194,7 @@ impl Pass<'_> {
             }
             let to = driver.result_at(strip, block, [image, result_row(row), 0]);
             let line = (image * strip.rows + row) * phase_rows + phase_row * tile_rows;
-            for &(column, pixels, tile) in cut {
+            for &(column, pixels, tile) in &self.cuts[block.vectors][usize::from(tile_rows > 1)] {
                 if fetches_pixels {
                     let from = x.wrapping_add((column + pixels) * pitch + (rows.span - 1) * source.row_pitch());
                     prefetch(from, pixels * pitch);
@@ -204,40 +218,20 @@ impl Pass<'_> {
                     // (see `SourceView`; taps that meet padding are left out); the vectors within the packed filters, which
                     // hold `channels × taps` of this block.
                     let sums = sums.wrapping_add(phase_column * by_phase);
-                    let (init, init_step) = if self.is_first {
-                        (strip.bias[block.first..].as_ptr(), 0)
-                    } else {
-                        (sums.cast_const(), by_scalar)
-                    };
-                    let place = [strip.first_row + row, column];
+                    let bias = || (strip.bias[block.first..].as_ptr(), 0);
+                    let (init, init_step) = if self.is_first { bias() } else { (sums.cast_const(), by_scalar) };
+                    let (place, phase) = ([strip.first_row + row, column], [phase_row, phase_column]);
                     let mut runs: &[Run] = &runs[phase_row * phase_columns + phase_column];
-                    if skips && !(rows_inside && columns.all_inside(column, pixels)) {
-                        let phase = [phase_row, phase_column];
+                    if skips_zeros && !(rows_inside && columns.all_inside(column, pixels)) {
                         runs = met_runs(gather, place, [tile_rows, pixels], phase, runs, &mut met);
                     }
-                    let all = Tile {
-                        x: x.wrapping_add(column * pitch),
-                        w: filters,
-                        runs,
-                        count: *count,
-                        pitch,
-                        row_step: source.step_pitch(),
-                        x_step: self.plane,
-                        w_step: width,
-                        init,
-                        init_step,
-                        sums,
-                        sums_step: by_scalar,
-                        fetch: self.driver.fetch,
-                    };
-                    if !has_edges
-                        || inside(column, pixels)
-                        || edges.find(gather, place, pixels, [phase_row, phase_column])
-                    {
+                    let x = x.wrapping_add(column * pitch);
+                    let all = Tile { x, runs, init, init_step, sums, sums_step: by_scalar, ..common };
+                    if inside(column, pixels) || edges.find(gather, place, pixels, phase) {
                         // SAFETY: see above.
                         unsafe { tile(&all) };
                     } else {
-                        edges.compute(&surroundings, &all, [phase_row, phase_column]);
+                        edges.compute(&surroundings, &all, phase);
                     }
                 }
                 if !self.is_last || in_result {
@@ -245,8 +239,7 @@ impl Pass<'_> {
                 }
                 for tile_row in (0..tile_rows).filter(|&tile_row| result_row(row + tile_row) < rows.result) {
                     let to = to.wrapping_add(tile_row * rows.out_step * gather.result[2]);
-                    // SAFETY: the sums of one of the tile's rows, and its place in the result.
-                    let sums = unsafe { sums.add(tile_row * pixels * phase_columns * width) };
+                    let sums = sums.wrapping_add(tile_row * pixels * phase_columns * width);
                     driver.finish(block, column * columns.out_step, pixels, sums, to, self.by_channel);
                 }
             }
@@ -309,6 +302,37 @@ fn row_groups(rows: usize, together: usize) -> impl Iterator<Item = (usize, usiz
 }
 
 impl<'a> GatherWork<'a> {
+    /// What tiles at the edges of a block of results have in common.
+    fn surroundings(&self, block: &ResultBlock) -> Surroundings<'_> {
+        Surroundings {
+            gather: self.gather,
+            kernels: self.kernels,
+            source: &self.source,
+            channels: self.source_block,
+            row_taps_together: self.steps == Steps::RowTaps,
+            vectors: block.vectors,
+        }
+    }
+
+    /// What all tiles of a block of results have in common.
+    fn tile(&self, block: &ResultBlock) -> Tile<'static> {
+        Tile {
+            x: ptr::null(),
+            w: ptr::null(),
+            runs: &[],
+            count: 0,
+            pitch: self.source.pixel_pitch(),
+            row_step: self.source.step_pitch(),
+            x_step: 0,
+            w_step: block.vectors * self.kernels.lanes,
+            init: ptr::null(),
+            init_step: 0,
+            sums: ptr::null_mut(),
+            sums_step: 0,
+            fetch: self.fetch,
+        }
+    }
+
     fn new(gather: &'a Gather, kernels: &'static Kernels, threads: usize) -> GatherWork<'a> {
         let [rows, columns] = &gather.axes;
         let taps: usize =

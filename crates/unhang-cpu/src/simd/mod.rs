@@ -35,8 +35,7 @@ mod workspace;
 
 use unhang_conv::Problem;
 
-use crate::algorithm::Algorithm;
-use crate::isa::Isa;
+use crate::algorithm::{Algorithm, Method};
 use crate::plain;
 use kernels::Kernels;
 use work::Work;
@@ -44,7 +43,7 @@ use work::Work;
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub(crate) fn compute(
     problem: &Problem,
-    (algorithm, isa): (Algorithm, Isa),
+    Method { algorithm, isa }: Method,
     first: &[f32],
     second: &[f32],
     bias: Option<&[f32]>,

@@ -120,14 +120,14 @@ impl Addresses {
             // SAFETY: the host has the instructions; the rest is what was asked for here.
             unsafe {
                 if !words.store {
-                    (words.load)(base, (self.row, lowest), words, rows, self.on);
+                    (words.load)(base, self.row, lowest, words, rows, self.on);
                     return;
                 }
                 if words.part != WordPart::Word {
-                    parts::store(base, (self.row, lowest), words, rows, self.on);
+                    parts::store(base, self.row, lowest, words, rows, self.on);
                     return;
                 }
-                if words::avx512::store(base, (self.row, lowest), words, rows, self.on) {
+                if words::avx512::store(base, self.row, lowest, words, rows, self.on) {
                     return;
                 }
             }

@@ -295,7 +295,7 @@ impl Wave {
             }
         }
         // SAFETY: the registers are the wave's, as asked for here.
-        unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }
+        unsafe { transfer_global(vectors, base, &addresses, span, &access.words, around, rows) }
     }
 
     /// Loads or stores words of a buffer; `false` if something is not in order, or a lane is out of range.
@@ -336,7 +336,7 @@ impl Wave {
         let start = resource.base.wrapping_add(scalar);
         let base = start.wrapping_add(access.offset as u64);
         // SAFETY: the registers are the wave's, as was asked above.
-        unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }
+        unsafe { transfer_global(vectors, base, &addresses, span, &access.words, around, rows) }
     }
 }
 
@@ -349,7 +349,9 @@ impl Wave {
 #[inline(always)]
 unsafe fn transfer_global<const WIDE: bool>(
     vectors: Vectors<WIDE>,
-    (base, addresses, span): (u64, &Addresses, Span),
+    base: u64,
+    addresses: &Addresses,
+    span: Span,
     words: &Words,
     around: &mut Surroundings<'_>,
     rows: *mut Lanes,

@@ -19,7 +19,8 @@ pub(super) fn load_of(part: WordPart) -> Load {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn load<const SIZE: usize>(
     base: *mut u8,
-    (addresses, lowest): (*const Lanes, u32),
+    addresses: *const Lanes,
+    lowest: u32,
     words: &Words,
     rows: *mut Lanes,
     on: u32,
@@ -111,7 +112,8 @@ fn widen(found: __m512i, old: __m512i, part: WordPart) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) unsafe fn store(
     base: *mut u8,
-    (addresses, lowest): (*const Lanes, u32),
+    addresses: *const Lanes,
+    lowest: u32,
     words: &Words,
     rows: *mut Lanes,
     on: u32,
@@ -119,8 +121,8 @@ pub(super) unsafe fn store(
     // SAFETY: as asked for here.
     unsafe {
         match words.part.size() {
-            1 => store_sized::<1>(base, (addresses, lowest), words, rows, on),
-            _ => store_sized::<2>(base, (addresses, lowest), words, rows, on),
+            1 => store_sized::<1>(base, addresses, lowest, words, rows, on),
+            _ => store_sized::<2>(base, addresses, lowest, words, rows, on),
         }
     }
 }
@@ -129,7 +131,8 @@ pub(super) unsafe fn store(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn store_sized<const SIZE: usize>(
     base: *mut u8,
-    (addresses, lowest): (*const Lanes, u32),
+    addresses: *const Lanes,
+    lowest: u32,
     words: &Words,
     rows: *mut Lanes,
     on: u32,

@@ -30,7 +30,7 @@ pub(crate) struct Words {
 /// Loads words as [`Addresses::transfer`](super::addresses::Addresses::transfer) does: the start of memory, the row of addresses and the lowest of them, the words, their
 /// rows, the lanes that are on.
 #[cfg(target_arch = "x86_64")]
-pub(super) type Load = unsafe fn(*mut u8, (*const Lanes, u32), &Words, *mut Lanes, u32);
+pub(super) type Load = unsafe fn(*mut u8, *const Lanes, u32, &Words, *mut Lanes, u32);
 
 impl Words {
     pub(super) fn new(store: bool, count: u8, registers: [u8; 4], offsets: [u32; 4]) -> Words {
@@ -237,7 +237,8 @@ pub(super) mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn load<const COUNT: usize, const RUN: usize>(
         base: *mut u8,
-        (addresses, lowest): (*const Lanes, u32),
+        addresses: *const Lanes,
+        lowest: u32,
         words: &Words,
         rows: *mut Lanes,
         on: u32,
@@ -253,7 +254,7 @@ pub(super) mod avx512 {
                 match on {
                     u16::MAX => load_all::<COUNT, RUN>(base, places, words, rows, part),
                     0 => {}
-                    _ => load_some::<COUNT>(base, places, words, rows, (part, on)),
+                    _ => load_some::<COUNT>(base, places, words, rows, part, on),
                 }
             }
         }
@@ -316,7 +317,8 @@ pub(super) mod avx512 {
         places: __m512i,
         words: &Words,
         rows: *mut Lanes,
-        (part, on): (usize, u16),
+        part: usize,
+        on: u16,
     ) {
         let (start, lie) = lie::<4>(places, on);
         for word in 0..COUNT {
@@ -339,7 +341,8 @@ pub(super) mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn store(
         base: *mut u8,
-        (addresses, lowest): (*const Lanes, u32),
+        addresses: *const Lanes,
+        lowest: u32,
         words: &Words,
         rows: *mut Lanes,
         on: u32,

@@ -55,7 +55,7 @@ impl GpuEngine {
             })
             .collect();
         // SAFETY: the plan's pointers and parameters are what its kernels declare; the caller vouches for memory.
-        unsafe { self.launch_with(function, (stage.grid, stage.block), values, &stage.shape, stream) }
+        unsafe { self.launch_with(function, stage.grid, stage.block, values, &stage.shape, stream) }
     }
 
     /// Starts a kernel over a grid of workgroups of that many threads, with addresses and the structure behind them.
@@ -65,7 +65,8 @@ impl GpuEngine {
     pub(crate) unsafe fn launch_with(
         &self,
         function: Function,
-        (grid, block): ([u32; 3], u32),
+        grid: [u32; 3],
+        block: u32,
         mut values: Vec<u64>,
         shape: &Shape,
         stream: u64,

@@ -105,7 +105,7 @@ pub(super) fn audit(program: &Program, chip: Chip, context: Context, calls: Call
         let sums: Vec<Transfer> = blocks.map(|number| sum_up(program, number, calls, &mut find)).collect();
         let entries = solve(program, calls, |number, state| sums[number].apply(state));
         for (number, entry) in entries.into_iter().enumerate().filter(|(_, entry)| !entry.is_empty()) {
-            check_entry(program, (number, entry), calls, &mut find);
+            check_entry(program, number, entry, calls, &mut find);
         }
     }
     findings.sort_by_key(|finding| (finding.index, finding.rule));
@@ -131,7 +131,8 @@ fn sum_up(program: &Program, number: usize, calls: Calls, find: &mut impl FnMut(
 /// Looks at a block again with what is pending at its entry, as long as that makes a difference.
 fn check_entry(
     program: &Program,
-    (number, entry): (usize, PendingSet),
+    number: usize,
+    entry: PendingSet,
     calls: Calls,
     find: &mut impl FnMut(u32, Rule, Option<u8>),
 ) {

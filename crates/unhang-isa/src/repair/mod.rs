@@ -203,7 +203,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         for finding in findings.iter().filter(|finding| finding.rule == Rule::InstructionPrefetch) {
             code[finding.offset as usize..][..4].copy_from_slice(&NOP.to_le_bytes());
         }
-        settle(plan, program, Change::Code(code), (chip, context), |_| false);
+        settle(plan, program, Change::Code(code), chip, context, |_| false);
         return;
     }
     if function.descriptor.is_some_and(|descriptor| descriptor.entry_address() != function.address) {
@@ -214,7 +214,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     let setting = relayout::Setting { is_kernel: function.descriptor.is_some(), chip, spare: registers };
     match relayout::relayout(program, setting) {
         Ok(layout) => {
-            settle(plan, program, Change::Layout(layout), (chip, context), |it| across_calls(it) < across);
+            settle(plan, program, Change::Layout(layout), chip, context, |it| across_calls(it) < across);
             if let (Treatment::Moved, Some(spare)) = (plan.report.treatment, spare) {
                 let resource1 = plan.resource1.unwrap_or(spare.resource1);
                 plan.resource1 = Some(resource1 & !spare::GRANULES | spare.resource1 & spare::GRANULES);
@@ -231,7 +231,8 @@ fn settle(
     plan: &mut FunctionPlan,
     program: &Program,
     change: Change,
-    (chip, context): (Chip, Context),
+    chip: Chip,
+    context: Context,
     improves: impl Fn(&Program) -> bool,
 ) {
     let (code, inserted, treatment) = match &change {

@@ -169,6 +169,26 @@ impl Crate {
         found
     }
 
+    /// Arguments that are tuples taken apart, by file and text: several arguments that pass for one.
+    pub(crate) fn tuples_as_arguments(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for file in self.files.values() {
+            let text = fs::read_to_string(&file.path).unwrap();
+            let product = text.split("\n#[cfg(test)]\nmod ").next().unwrap();
+            for (at, _) in product.match_indices("): (") {
+                let Some(begin) = product[..at].rfind('(') else { continue };
+                let names = &product[begin + 1..at];
+                let is_names =
+                    names.contains(", ") && names.chars().all(|it| it.is_alphanumeric() || "_, ".contains(it));
+                let before = product[..begin].trim_end();
+                if is_names && (before.ends_with('(') || before.ends_with(',')) {
+                    found.push(format!("{}: ({names})", file.path.file_stem_in_folder()));
+                }
+            }
+        }
+        found
+    }
+
     /// The circles among files, as text: who is in one, and what ties it.
     pub(crate) fn circles(&self) -> Vec<String> {
         let arrows = self.arrows();

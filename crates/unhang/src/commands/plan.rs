@@ -141,7 +141,7 @@ impl PlanCommand {
             value["kept_elsewhere"] = knowledge.kept_elsewhere().iter().map(KeptElsewhere::to_json).collect();
             print_safe_json(&value)?;
         } else {
-            print_text(&describe((&problem, folded.as_ref()), &plan, &tunings, &knowledge, on_cpu))?;
+            print_text(&describe(&problem, folded.as_ref(), &plan, &tunings, &knowledge, on_cpu))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -266,7 +266,8 @@ pub(super) fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
 }
 
 fn describe(
-    (problem, folded): (&Problem, Option<&Folded>),
+    problem: &Problem,
+    folded: Option<&Folded>,
     plan: &Plan,
     tunings: &[Tuning],
     knowledge: &Knowledge,

@@ -195,7 +195,7 @@ impl GradientWork<'_> {
             if phase % 2 == 1 {
                 let (_, to, begins) = *locked();
                 // SAFETY: the block was transformed in the phase before, and a point's sums are this unit's own.
-                unsafe { self.multiply(tiles.len(), unit, block, (to, begins)) };
+                unsafe { self.multiply(tiles.len(), unit, block, to, begins) };
             } else if unit == 0 {
                 let (sums, to, begins) = &mut *locked();
                 *begins = sums.begin_chunk(tiles.len() * columns);
@@ -287,7 +287,7 @@ impl GradientWork<'_> {
     /// # Safety
     /// The block holds that many transformed tiles, and there is room for the sums of all points, of which nobody else touches
     /// this one's.
-    unsafe fn multiply(&self, tiles: usize, point: usize, block: Block, (to, begins): (Shared, bool)) {
+    unsafe fn multiply(&self, tiles: usize, point: usize, block: Block, to: Shared, begins: bool) {
         let (plan, kernels) = (&self.plan, self.kernels);
         let Shape { axis, sources, columns, pitch, lanes, .. } = plan.shape;
         let wide = &self.gather.axes[1 - axis];

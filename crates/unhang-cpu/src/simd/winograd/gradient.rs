@@ -72,8 +72,8 @@ pub(crate) fn compute(problem: &Problem, work: Work<'_>) {
     // else each transforms it for itself: waiting for each other costs more.
     let chunk = chunk.min(shape.vectors.div_ceil(threads));
     let phases = Phases::new(&gather, shape.tile);
-    let x_images = Images::source((shape, &phases), &gather, kernels, x);
-    let dy_images = Images::gradient((shape, &phases), &gather, kernels, dy);
+    let x_images = Images::source(shape, &phases, &gather, kernels, x);
+    let dy_images = Images::gradient(shape, &phases, &gather, kernels, dy);
     let weight = strides(problem.weight_shape(), problem.layout());
     let driver = GradientWork { shape, tiles, kernels, x: x_images, dy: dy_images, weight };
 

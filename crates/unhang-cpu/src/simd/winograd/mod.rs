@@ -261,7 +261,7 @@ impl WinogradWork<'_> {
 
     /// Transforms the tiles of a block.
     fn transform_tiles(&self, tiles: Range<usize>, to: &mut [f32]) {
-        let images = Images::source((&self.shape, &self.phases), self.gather, self.kernels, self.source);
+        let images = Images::source(&self.shape, &self.phases, self.gather, self.kernels, self.source);
         let room = Room {
             start: Shared(to.as_mut_ptr()),
             length: to.len(),

@@ -133,7 +133,7 @@ impl StridedWork<'_> {
                     unsafe {
                         let to = transformed.as_mut_ptr().add(channel * step);
                         let plain = plain.as_mut_ptr().add(channel * plain_step);
-                        lines.transform((&segment, row), channel, to, plain, &mut room);
+                        lines.transform(&segment, row, channel, to, plain, &mut room);
                     }
                 }
             }
@@ -152,10 +152,10 @@ impl StridedWork<'_> {
                 self.fetch_results(&tiles, first..first + count);
             }
             let runs = offsets.each_ref().map(|offsets| runs(offsets, sources * count));
-            self.multiply(&tiles, (filters, count), &runs, [&transformed, &plain], &mut sums);
+            self.multiply(&tiles, filters, count, &runs, [&transformed, &plain], &mut sums);
             for number in 0..count {
                 for (segment, row) in lines.segments(tiles.clone()) {
-                    self.write(&segment, row, (first + number, number), &sums);
+                    self.write(&segment, row, first + number, number, &sums);
                 }
             }
         }
@@ -165,7 +165,8 @@ impl StridedWork<'_> {
     fn multiply(
         &self,
         tiles: &Range<usize>,
-        (filters, count): (&[f32], usize),
+        filters: &[f32],
+        count: usize,
         runs: &[Vec<Run>; 2],
         [transformed, plain]: [&[f32]; 2],
         sums: &mut [f32],
@@ -215,7 +216,7 @@ impl StridedWork<'_> {
     }
 
     /// Transforms a segment's sums of one filter, which is a channel and has a number in its part, and writes the results.
-    fn write(&self, segment: &Segment, row: usize, (channel, number): (usize, usize), sums: &[f32]) {
+    fn write(&self, segment: &Segment, row: usize, channel: usize, number: usize, sums: &[f32]) {
         let Shape { points, pairs, pitch, tile, columns, .. } = self.lines.shape;
         let shape = &self.lines.shape;
         let most = shape.most();

@@ -201,7 +201,8 @@ impl StridedLines<'_> {
     /// `plain` is good for a channel's plain lines.
     pub(super) unsafe fn transform(
         &self,
-        (segment, row): (&Segment, usize),
+        segment: &Segment,
+        row: usize,
         channel: usize,
         to: *mut f32,
         plain: *mut f32,

@@ -56,7 +56,8 @@ pub(super) struct Room {
 impl<'a> Images<'a> {
     /// The source, in tiles of six by six of each parity that overlap.
     pub(super) fn source(
-        (shape, phases): (&'a Shape, &'a Phases),
+        shape: &'a Shape,
+        phases: &'a Phases,
         gather: &Gather,
         kernels: &'static Kernels,
         numbers: &'a [f32],
@@ -78,7 +79,8 @@ impl<'a> Images<'a> {
 
     /// The gradient of the result, in tiles that do not.
     pub(super) fn gradient(
-        (shape, phases): (&'a Shape, &'a Phases),
+        shape: &'a Shape,
+        phases: &'a Phases,
         gather: &Gather,
         kernels: &'static Kernels,
         numbers: &'a [f32],

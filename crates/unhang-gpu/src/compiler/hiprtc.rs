@@ -81,7 +81,7 @@ fn wanted(stem: &str, names: Vec<String>) -> Wanted<'_> {
 /// builds of all three: hiprtc, the code object manager behind it, and that manager's LLVM.
 fn build(calls: &Calls, library: &Found) -> String {
     let mut program = ptr::null_mut();
-    // The manager is loaded with the first program.
+    // SAFETY: texts that end in NUL, and no headers. The manager is loaded with the first program.
     let code =
         unsafe { (calls.create.call)(&mut program, c"".as_ptr(), c"empty".as_ptr(), 0, ptr::null(), ptr::null()) };
     if code == 0 {

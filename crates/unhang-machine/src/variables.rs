@@ -103,7 +103,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 }
 
 /// Edits (insert, delete, replace, swap neighbours) from one text to the other, if at most `most`.
-fn distance(one: &str, other: &str, most: usize) -> Option<usize> {
+pub fn distance(one: &str, other: &str, most: usize) -> Option<usize> {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     if one.len().abs_diff(other.len()) > most {
         return None;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::json;
-use unhang_machine::{Examination, IDS, Severity, examine, routes, steps, symptoms};
+use unhang_machine::{Examination, IDS, Severity, examine, routes, steps, symptoms, variables};
 
 use super::machine_arguments::MachineArguments;
 use super::python::options;
@@ -128,19 +128,18 @@ impl Explain {
 
 /// The ids and topics that a single word may have been meant for, most similar first.
 fn near_ids(text: &str) -> Vec<&'static str> {
-    const SIMILAR: f64 = 0.7;
     const MOST: usize = 3;
     let word = text.trim().to_lowercase().replace('_', "-");
     if word.contains(char::is_whitespace) {
         return Vec::new();
     }
-    let likeness = |id: &str| match id.strip_prefix(&word) {
-        Some(rest) if rest.is_empty() || rest.starts_with('-') => 1.0,
-        _ => strsim::normalized_damerau_levenshtein(&word, id),
+    let edits = |id: &str| match id.strip_prefix(&word) {
+        Some(rest) if rest.starts_with('-') => Some(0),
+        _ => variables::distance(&word, id, (word.len() / 4).min(4)),
     };
-    let all = IDS.iter().chain(symptoms::TOPICS).map(|id| (likeness(id), *id));
-    let mut near: Vec<(f64, &str)> = all.filter(|(likeness, _)| *likeness >= SIMILAR).collect();
-    near.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let all = IDS.iter().chain(symptoms::TOPICS);
+    let mut near: Vec<(usize, &str)> = all.filter_map(|id| Some((edits(id)?, *id))).collect();
+    near.sort_by_key(|(edits, _)| *edits);
     near.into_iter().take(MOST).map(|(_, id)| id).collect()
 }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::variables::{self, Known, Owner};
 
-/// A file with more relevant lines than this is not a person's.
+/// A file with more relevant lines than this was not written by a person.
 const MOST_LINES: usize = 200;
 
 /// A line that sets or unsets a variable.
@@ -14,12 +14,12 @@ pub struct Assignment {
     pub line: usize,
     /// The variable.
     pub name: String,
-    /// The value as it is written, without quotes; nothing if the line unsets the variable.
+    /// The value as written, without quotes; `None` if the line unsets the variable.
     pub value: Option<String>,
 }
 
-/// Whether a variable in a start-up file is a sign of an earlier attempt. Which cards to show, where libraries lie
-/// and how much is logged are nobody's business but the user's.
+/// Whether a variable in a start-up file is a sign of an earlier attempt. Which cards to show, where libraries are and
+/// how much is logged is up to the user.
 fn telling(name: &str) -> bool {
     match variables::classify(name) {
         Known::Described(variable) => match variable.owner {

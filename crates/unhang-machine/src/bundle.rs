@@ -25,7 +25,7 @@ mod words;
 
 use names::Names;
 
-/// Variables that are kept in addition to the table's, because they say where things are.
+/// Variables kept in addition to the table's, because they say where things are.
 const KEPT: &[&str] = &["HOME", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
 
 /// A machine, collected.
@@ -64,7 +64,7 @@ impl Bundle {
         Bundle { files, examination, names }
     }
 
-    /// Adds what was found out other than by reading, such as a self-test's result, without names like all the rest.
+    /// Adds facts that were not read from files, such as a self-test's result, without names like all the rest.
     pub fn add_json(&mut self, name: &str, content: &serde_json::Value) {
         let content = serde_json::to_vec_pretty(content).unwrap_or_default();
         self.files.insert(Path::new("/").join(name), self.names.cleaned_report(&content));
@@ -92,10 +92,10 @@ impl Bundle {
     }
 }
 
-/// Takes out what does not matter. Nothing at all is kept of some files.
+/// Removes what does not matter. Nothing at all is kept of some files.
 fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
     let text = String::from_utf8_lossy(content);
-    // The head of a SQLite file, without the rest, would look damaged.
+    // The head of a SQLite file alone would look damaged.
     if ["udb", "ukdb", "kdb"].iter().any(|ending| path.extension().is_some_and(|it| it == *ending)) {
         return None;
     }
@@ -124,7 +124,7 @@ fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
         return Some(software::rebuilt_torch_version(&text).into_bytes());
     }
     let kernels = ["/sys", "/proc", "/dev"].iter().any(|start| path.starts_with(start));
-    // Versions in one line, what libraries were found to be, and MIOpen's tables of numbers: nobody writes into them by hand.
+    // One-line versions, descriptions of libraries, and MIOpen's tables of numbers: nobody writes into them by hand.
     let is_made = name.contains(".so") || name.ends_with("db.txt") || content.is_empty();
     if kernels || is_made {
         return Some(content.to_vec());
@@ -140,7 +140,7 @@ fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
     Some(format!("{}\n", lines.join("\n")).into_bytes())
 }
 
-/// A line of somebody's own file, made again from what it does to variables of the table.
+/// A line of somebody's own file, regenerated from its effect on the table's variables.
 fn rebuilt(line: &str, names: &Names) -> String {
     if line.starts_with(OUR_MARK) {
         return OUR_MARK.to_owned();
@@ -159,7 +159,7 @@ fn rebuilt(line: &str, names: &Names) -> String {
     }
 }
 
-/// KFD's properties without what tells one card from another of its kind.
+/// KFD's properties without those that identify a single card.
 fn without_serial_numbers(properties: &str) -> String {
     let line = |line: &str| match line.split_whitespace().next() {
         Some("unique_id") => "unique_id 0\n".to_owned(),

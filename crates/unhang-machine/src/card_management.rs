@@ -1,4 +1,4 @@
-//! What management tools (rocm-smi, amd-smi) read of a card, for a machine whose card is emulated.
+//! What management tools (rocm-smi, amd-smi) read about a card, for a machine with an emulated card.
 //!
 //! The kernel shows it under `/sys/class/drm`, in the device's folder and in its `hwmon`. An emulated card has no sensors: the
 //! files hold what an idle card of the kind shows, and never change. Sizes and clocks are those of the fixture.
@@ -10,7 +10,7 @@ use std::path::Path;
 /// The first render node's number.
 const FIRST_RENDER_NODE: u32 = 128;
 
-/// What does not depend on the card: the file and what it holds.
+/// The files that do not depend on the card, with their contents.
 const DEVICE: [(&str, &str); 17] = [
     ("numa_node", "-1"),
     ("current_link_width", "16"),
@@ -76,7 +76,7 @@ fn write_card(folder: &Path, device: &Path, render_node: u32) -> io::Result<()> 
     }
     let put = |name: &str, text: &str| {
         let path = device.join(name);
-        // What a fixture has is from a real machine.
+        // A fixture's own files are from a real machine.
         if path.exists() { Ok(()) } else { std::fs::write(path, format!("{text}\n")) }
     };
     DEVICE.iter().try_for_each(|(name, text)| put(name, text))?;

@@ -1,4 +1,4 @@
-//! The machines whose cards `unhang card run` can emulate: what the kernel shows of them, from the fixtures.
+//! The machines whose cards `unhang card run` can emulate: the kernel's files about them, from the fixtures.
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use crate::system::System;
 /// A machine that comes with the program.
 #[derive(Debug)]
 pub struct ShippedCard {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// What it is.
     pub description: &'static str,
     fixture: &'static str,
 }
 
-/// The card that is meant when none is named: the one of most reports.
+/// The default card: the one of most reports.
 pub const DEFAULT: &str = "rx5600xt";
 
 /// The fixtures, which are machines as folders.
@@ -40,13 +40,13 @@ pub static CARDS: [ShippedCard; 6] = [
     card("rx6800", "rx6800", "RX 6800: Navi 21, gfx1030, 60 compute units, 16 GB; RDNA2, has none of the hazards"),
 ];
 
-/// The shipped machine of a name.
+/// The shipped machine with a name.
 pub fn named(name: &str) -> Option<&'static ShippedCard> {
     CARDS.iter().find(|card| card.name == name)
 }
 
 impl ShippedCard {
-    /// Writes what the kernel shows of the machine into a folder.
+    /// Writes the kernel's files about the machine into a folder.
     pub fn write(&self, folder: &Path) -> std::io::Result<()> {
         ["sys", "dev", "proc"].iter().try_for_each(|part| write_fixture(self.fixture, part, folder))?;
         crate::card_management::write(folder)
@@ -112,7 +112,7 @@ pub fn missing(folder: &Path) -> Vec<String> {
     missing
 }
 
-/// What a machine folder has of the driver: that much is copied, and no more.
+/// The driver's files in a machine folder; only these are copied.
 const DESCRIBED: [&str; 8] = [
     "/proc/modules",
     "/sys/class/kfd",
@@ -125,11 +125,11 @@ const DESCRIBED: [&str; 8] = [
 ];
 const MOST_FILES: usize = 20_000;
 const MOST_DEPTH: usize = 16;
-/// No count in a description is larger; AMD's libraries go through each of what is counted.
+/// The largest sensible count in a description; AMD's libraries loop over what is counted.
 const LARGEST_COUNT: u64 = 4096;
 
-/// Copies what a folder says of the driver's files: plain files of a sensible size, links as what they lead to inside the folder. Programs
-/// on the emulated card read the copy, so that neither pipes nor devices nor links out of the folder reach them.
+/// Copies a folder's files of the driver: plain files of a sensible size, and links as their targets inside the folder.
+/// Programs on the emulated card read the copy, so no pipe, device or link out of the folder reaches them.
 pub fn copy_description(from: &Path, to: &Path) -> std::io::Result<()> {
     let system = System::new(from, crate::Environment::default());
     let mut left = MOST_FILES;
@@ -143,7 +143,7 @@ fn copy_part(system: &System, path: &Path, to: &Path, depth: usize, left: &mut u
         let names = system.entries(path);
         return names.iter().try_for_each(|name| copy_part(system, &path.join(name), to, depth + 1, left));
     }
-    // What cannot be read is not there on the emulated machine either.
+    // An unreadable file is missing on the emulated machine too.
     let Ok(contents) = system.bytes(path, crate::LARGE) else { return Ok(()) };
     *left = left.checked_sub(1).ok_or_else(|| {
         std::io::Error::new(std::io::ErrorKind::FileTooLarge, format!("it has more than {MOST_FILES} files"))

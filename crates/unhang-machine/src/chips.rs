@@ -19,7 +19,7 @@ pub struct Chip {
     pub name: &'static str,
     /// The instruction set's name, for example `gfx1010`.
     pub gfx: &'static str,
-    /// What KFD writes as `gfx_target_version`.
+    /// KFD's `gfx_target_version`.
     pub target_version: u32,
     /// Whether this is RDNA1: the cards that unhang is for.
     pub affected: bool,
@@ -98,7 +98,7 @@ const CARDS: &[Card] = &[
     (0x13fc, None, "gfx1013", "Cyan Skillfish"),
     (0x13fe, None, "gfx1013", "BC-250"),
     (0x143f, None, "gfx1013", "Cyan Skillfish"),
-    // Not affected; named because people compare with them.
+    // Not affected; listed because people compare with them.
     (0x73bf, Some(0xc0), "gfx1030", "Radeon RX 6900 XT"),
     (0x73bf, Some(0xc1), "gfx1030", "Radeon RX 6800 XT"),
     (0x73bf, Some(0xc3), "gfx1030", "Radeon RX 6800"),
@@ -114,7 +114,7 @@ const CARDS: &[Card] = &[
     (0x7590, None, "gfx1200", "Radeon RX 9060 series"),
 ];
 
-/// What the PCI ids of an AMD display controller say about it.
+/// The card's name and chip from the PCI ids of an AMD display controller.
 ///
 /// ```
 /// let (name, chip) = unhang_machine::chips::by_pci_id(0x731f, Some(0xca)).unwrap();

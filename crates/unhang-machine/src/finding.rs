@@ -1,4 +1,4 @@
-//! A finding: what the doctor has to say, why, what to do, and how sure we are.
+//! A finding: what is wrong, why, what to do, and how sure we are.
 
 use std::fmt::Display;
 
@@ -33,10 +33,10 @@ pub enum Confidence {
     /// Owners of such a card report it.
     #[serde(rename = "owners report")]
     SeenOnACard,
-    /// It stands in sources or documentation, or was read from this machine.
+    /// Sources or documentation say so, or it was read from this machine.
     #[serde(rename = "documented")]
     Documented,
-    /// It follows from what is known, and nobody has shown it.
+    /// It is inferred from known facts; nobody has shown it.
     #[serde(rename = "inferred")]
     Inferred,
 }
@@ -52,16 +52,16 @@ impl Confidence {
     }
 }
 
-/// A line of a file that a finding speaks of.
+/// A line of a file that a finding refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FilePlace {
     /// The file.
     pub path: String,
-    /// The line, counted from 1; nothing for the whole file.
+    /// The line, counted from 1; `None` for the whole file.
     pub line: Option<usize>,
 }
 
-/// Something that the doctor has to say.
+/// One of the doctor's findings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Never changes; `docs/explain.md` has a section for each.
@@ -76,7 +76,7 @@ pub struct Finding {
     pub fix: Option<String>,
     /// How sure we are.
     pub confidence: Confidence,
-    /// The files and lines it speaks of.
+    /// The files and lines that it refers to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<FilePlace>,
 }

@@ -66,7 +66,7 @@ pub const IDS: &[&str] = &[
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// An RDNA1 card is here, and it is not shown that all code on it is native.
+    /// An RDNA1 card is here, and not all code on it is known to be native.
     Affected,
     /// GPUs are here, and unhang is not needed for them.
     Healthy,
@@ -95,13 +95,13 @@ pub struct Options {
     pub pythons: Vec<PathBuf>,
     /// Where unhang keeps its data on the machine.
     pub data: Option<PathBuf>,
-    /// The program, as `sudo` finds it: sudo looks into no environment's folder. Nothing for the bare name.
+    /// The program's path for `sudo`, which searches no environment's folder. Empty for the bare name.
     pub program: Option<PathBuf>,
-    /// The wheel that unhang was installed from, as a shell takes it. Nothing for its name alone.
+    /// The wheel that unhang was installed from, quoted for a shell. Empty for its name alone.
     pub wheel: Option<String>,
 }
 
-/// Everything that the doctor saw and has to say.
+/// Everything that the doctor saw and found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Examination {
     /// GPUs, kernel, access.
@@ -118,7 +118,7 @@ pub struct Examination {
     pub leftovers: Vec<Leftover>,
     /// The profiles that `unhang env install` wrote.
     pub own_profiles: Vec<Leftover>,
-    /// How the program is called under `sudo`.
+    /// How to call the program under `sudo`.
     pub program: String,
     /// The wheel that installs unhang elsewhere.
     pub wheel: String,
@@ -131,7 +131,7 @@ impl Examination {
     }
 }
 
-/// Looks at everything and says what is wrong.
+/// Examines everything and returns what is wrong.
 pub fn examine(system: &System, options: &Options) -> Examination {
     let mut machine = Machine::inspect(system);
     let software = Software::inspect(system, &options.pythons);

@@ -24,7 +24,7 @@ pub struct Framework {
 }
 
 impl Framework {
-    /// Whether it runs on a card that passes for gfx1030. tensorflow-rocm 2.14.0.600 has a comma missing in its list
+    /// Whether it runs on a card that passes as gfx1030. tensorflow-rocm 2.14.0.600 has a comma missing in its list
     /// ("gfx1030gfx1100") and refuses that chip too.
     pub fn runs_spoofed(&self) -> bool {
         !(self.name == "TensorFlow" && self.version.starts_with("2.14.0."))
@@ -52,7 +52,7 @@ pub(crate) fn find(system: &System, folders: &[(Option<String>, PathBuf)]) -> Ve
             if found.iter().any(|it| it.path == path && it.package == package) || found.len() >= 32 {
                 continue;
             }
-            // Only that it is there matters; a bundle gets an empty one.
+            // Only its existence matters; a bundle gets an empty one.
             system.record(&packages.join(&record).join("METADATA"), Vec::new());
             found.push(Framework { name, package, version, python: python.clone(), path: path.clone() });
         }

@@ -17,7 +17,7 @@ use crate::system::{DeviceAccess, SMALL, System};
 
 const KFD_NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
-/// More nodes than any machine has; a bound against a hostile folder.
+/// More nodes than any machine has: a limit for hostile folders.
 const MOST_NODES: usize = 256;
 
 /// One GPU.
@@ -77,7 +77,7 @@ fn hexadecimal_2<S: serde::Serializer>(value: &Option<u8>, serializer: S) -> Res
 }
 
 impl Gpu {
-    /// Whether the runtime will take this chip for another one.
+    /// Whether the runtime treats this chip as another one.
     pub fn spoofed(&self) -> bool {
         matches!((&self.gfx, &self.reported_gfx), (Some(gfx), Some(reported)) if gfx != reported)
     }
@@ -111,7 +111,7 @@ fn named_values(text: &str) -> BTreeMap<&str, u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MemoryBank {
     bytes: u64,
-    /// Bits that are moved at once, and how often a second in millions; 0 where KFD does not tell.
+    /// The bus width in bits, and the transfers a second in millions; 0 if KFD does not report them.
     width: u64,
     clock_mhz: u64,
 }
@@ -246,7 +246,7 @@ fn display_controllers(system: &System) -> Vec<PciDevice> {
     found
 }
 
-/// What the runtime will take a chip for, and by which variable.
+/// The chip that the runtime will report for a chip, and the variable that causes it.
 ///
 /// `HSA_OVERRIDE_GFX_VERSION_<node>` is for one KFD node (newer runtimes), the plain name for all.
 pub(crate) fn override_for(system: &System, node: Option<u32>) -> Option<(String, String)> {
@@ -363,7 +363,7 @@ fn generic_name(vendor: u16, device: u16) -> String {
     format!("{maker} GPU {device:04x}")
 }
 
-/// What NVIDIA's driver calls its card: `Model: NVIDIA GeForce RTX 4090`.
+/// NVIDIA's name for its card: `Model: NVIDIA GeForce RTX 4090`.
 fn nvidia_name(system: &System, address: &str) -> Option<String> {
     let text = system.text(Path::new("/proc/driver/nvidia/gpus").join(address).join("information"), SMALL).ok()?;
     let model = text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim();

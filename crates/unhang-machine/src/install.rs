@@ -1,4 +1,4 @@
-//! Writing a profile into a system or a home, and taking it out again to the last byte.
+//! Writes a profile into a system or a home, and removes it again to the last byte.
 //!
 //! The order of things makes it safe to be interrupted anywhere. Before the first change a journal is on the disk that
 //! names every change to come; each change keeps what it replaces (the very file, by a hard link or a rename) in a
@@ -25,7 +25,7 @@ use site::Site;
 pub use site::{InstallError, Scope};
 use tree::TreeError;
 
-/// Something that is done to a file.
+/// A change to a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// What is done: `create`, `edit`, `move aside`, `restore`, `remove`, `keep`.
@@ -41,13 +41,13 @@ pub struct Change {
 pub struct InstallOutcome {
     /// The changes.
     pub changes: Vec<Change>,
-    /// Things to know: files that were left alone, and why.
+    /// Notes: files that were left alone, and why.
     pub notes: Vec<String>,
     /// Whether an earlier, interrupted call was undone first.
     pub recovered: bool,
 }
 
-/// The files to write: path below the base, mode, content. None where no profile is wanted.
+/// The files to write: path below the base, mode, content. `None` if no profile is wanted.
 fn files(site: &Site, profile: Option<&Profile>) -> Result<Vec<(PathBuf, u32, String)>, TreeError> {
     let mut files = Vec::new();
     let Some(profile) = profile else { return Ok(files) };
@@ -70,7 +70,7 @@ fn files(site: &Site, profile: Option<&Profile>) -> Result<Vec<(PathBuf, u32, St
     Ok(files)
 }
 
-/// The start-up files of a home that shall read the profile.
+/// The start-up files of a home that will read the profile.
 fn start_up_files(site: &Site) -> Result<Vec<PathBuf>, TreeError> {
     if site.scope == Scope::System {
         return Ok(Vec::new());
@@ -112,7 +112,7 @@ fn plan(site: &Site, profile: Option<&Profile>) -> Result<WorkList, InstallError
     for leftover in found {
         let Ok(path) = leftover.path.strip_prefix(&site.base).map(Path::to_owned) else { continue };
         if files.iter().any(|(ours, _, _)| *ours == path) {
-            // In the place of one of our files: moved aside as a whole, below.
+            // In place of one of our files: moved aside as a whole, below.
         } else if !leftover.login {
             plan.notes.push(format!("{} is not a login file and was left alone", leftover.path.display()));
         } else if !site.tree.is_file(&path).unwrap_or(false) {
@@ -147,7 +147,7 @@ fn plan(site: &Site, profile: Option<&Profile>) -> Result<WorkList, InstallError
     }
     plan.work.extend(edits.into_iter().map(|(path, before, after)| Work::Edit { path, before, after }));
     for (path, mode, content) in files {
-        // A file of that name that is not ours is somebody's: it is kept as a leftover is.
+        // A file with that name that is not ours is the user's: it is kept as a leftover is.
         if site.tree.exists(&path)? {
             plan.work.push(Work::MoveAside { path: path.clone() });
         }
@@ -171,7 +171,7 @@ fn describe(site: &Site, plan: &WorkList) -> Vec<Change> {
         .collect()
 }
 
-/// Installs a profile. Twice in a row does nothing the second time. A dry run only says what would be done.
+/// Installs a profile. A second call changes nothing. A dry run only says what it would do.
 pub fn install(
     system: &System,
     scope: Scope,
@@ -182,14 +182,14 @@ pub fn install(
     install_at(&site, Some(profile), dry_run)
 }
 
-/// Moves the settings of earlier attempts aside, takes an installed profile out, and installs none. [`uninstall`] brings
-/// back what was moved.
+/// Moves the settings of earlier attempts aside, removes an installed profile, and installs none. [`uninstall`]
+/// restores what was moved.
 pub fn clean(system: &System, scope: Scope, dry_run: bool) -> Result<InstallOutcome, InstallError> {
     let site = Site::open(system, scope)?;
     install_at(&site, None, dry_run)
 }
 
-/// What the journal calls an installation without a profile.
+/// The journal's name for an installation without a profile.
 const NO_PROFILE: &str = "none";
 
 fn name_of(profile: Option<&Profile>) -> &str {
@@ -224,7 +224,7 @@ fn install_at(site: &Site, profile: Option<&Profile>, dry_run: bool) -> Result<I
     Ok(outcome)
 }
 
-/// The files of ours that go when an installation is taken out.
+/// Our files that an uninstallation removes.
 fn to_be_removed(site: &Site, journal: &Journal) -> Vec<Change> {
     let created = journal.steps.iter().filter_map(|step| match step {
         JournalStep::Create { path, .. } => Some(path),
@@ -233,7 +233,7 @@ fn to_be_removed(site: &Site, journal: &Journal) -> Vec<Change> {
     created.map(|path| Change { action: "remove", path: site.shown(path), diff: Vec::new() }).collect()
 }
 
-/// Whether what the journal says still holds, and a fresh plan would do nothing else.
+/// Whether the journal still holds, and a fresh plan would do nothing else.
 fn is_current(site: &Site, journal: &Journal, profile: Option<&Profile>) -> Result<bool, InstallError> {
     if journal.profile != name_of(profile) {
         return Ok(false);
@@ -263,7 +263,7 @@ fn is_current(site: &Site, journal: &Journal, profile: Option<&Profile>) -> Resu
     for leftover in fresh.iter().filter(|leftover| leftover.login) {
         let Ok(path) = leftover.path.strip_prefix(&site.base) else { continue };
         if site.tree.is_file(path).unwrap_or(false) {
-            // What was left alone then is left alone now.
+            // Files left alone then are left alone now.
             let text = site.tree.read(path)?;
             same &= !leftover.whole && edit::set_aside(&text, edit::comment_for(path)).0 == text;
         }
@@ -336,7 +336,7 @@ fn carry_out(site: &Site, profile: &str, plan: WorkList) -> Result<(), InstallEr
     Ok(())
 }
 
-/// Takes an installation out. The tree after is the tree before; files that somebody changed since keep the changes.
+/// Removes an installation. The tree is as before; files that somebody changed since keep those changes.
 pub fn uninstall(system: &System, scope: Scope, dry_run: bool) -> Result<InstallOutcome, InstallError> {
     let site = Site::open(system, scope)?;
     uninstall_at(&site, dry_run)
@@ -368,7 +368,7 @@ fn uninstall_at(site: &Site, dry_run: bool) -> Result<InstallOutcome, InstallErr
     undo(site, journal)
 }
 
-/// Undoes what a journal names, however far it got.
+/// Undoes a journal's changes, however far they got.
 fn undo(site: &Site, mut journal: Journal) -> Result<InstallOutcome, InstallError> {
     let mut outcome = InstallOutcome { recovered: journal.phase != Phase::Installed, ..InstallOutcome::default() };
     if journal.phase == Phase::Installed {

@@ -1,9 +1,9 @@
-//! journald's files, of which the kernel's messages are read without journald.
+//! Reads the kernel's messages from journald's files, without journald.
 
-/// What journald's files begin with.
+/// The magic of journald's files.
 pub(crate) const JOURNAL: &[u8] = b"LPKSHHRH";
 
-/// Where the last object of a journal begins, from the file's header.
+/// The offset of a journal's last object, from the file's header.
 pub(crate) fn journal_end(header: &[u8]) -> Option<u64> {
     (header.starts_with(JOURNAL)).then_some(())?;
     Some(u64::from_le_bytes(header.get(136..144)?.try_into().ok()?))

@@ -11,7 +11,7 @@ use crate::system::{LARGE, System};
 pub struct OsKernel {
     /// As `uname -r` gives it.
     pub release: Option<String>,
-    /// The version of an amdgpu that was installed in addition to the kernel's (DKMS); the kernel's own has none.
+    /// The version of an amdgpu installed in addition to the kernel's (DKMS); the kernel's own has none.
     pub amdgpu_version: Option<String>,
     /// Whether the amdgpu driver is loaded.
     pub amdgpu_loaded: bool,
@@ -26,7 +26,7 @@ pub struct Parameter {
     pub name: String,
     /// Its value now.
     pub value: String,
-    /// Its value when nobody sets it.
+    /// Its default value.
     pub default: String,
     /// What it does.
     pub meaning: String,
@@ -76,7 +76,7 @@ pub(crate) fn inspect(system: &System) -> OsKernel {
     OsKernel {
         release,
         amdgpu_version: system.line("/sys/module/amdgpu/version").map(|version| version.chars().take(64).collect()),
-        // Read rather than looked for, so that a bundle holds it.
+        // Read, not just looked for, so that a bundle holds it.
         amdgpu_loaded: system.line("/sys/module/amdgpu/initstate").is_some()
             || system.is_directory("/sys/module/amdgpu"),
         parameters,
@@ -114,7 +114,7 @@ pub enum LogKind {
     RingTimeout,
     /// The driver reset the card.
     Reset,
-    /// The slot or the board has no PCIe atomics, and the driver leaves the card out.
+    /// The slot or the board has no PCIe atomics, so the driver ignores the card.
     NoAtomics,
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn relevant_log_lines(text: &str) -> Vec<(String, LogKind)> {
             } else {
                 return None;
             };
-            // From the driver's own words on: what stands before it is a time and a host name.
+            // From the driver's own words on: before them are a time and a host name.
             let start = ["amdgpu", "kfd", "[drm", "kiq"].iter().filter_map(|sign| lower.find(sign)).min().unwrap_or(0);
             let text = line.get(start..).unwrap_or(line);
             Some((text.chars().take(200).collect(), kind))

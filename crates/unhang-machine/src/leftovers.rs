@@ -11,9 +11,9 @@ use crate::assignments::{Assignment, parse_file};
 use crate::install::edit;
 use crate::system::{LARGE, SMALL, System};
 
-/// The first words of every file that unhang writes; how it knows its own.
+/// The first words of every file that unhang writes, by which it recognises its own.
 pub(crate) const OUR_MARK: &str = "# Written by unhang";
-/// Where an installed profile is, for everybody and below a home.
+/// Where an installed profile is: the system's, and below a home.
 pub(crate) const OUR_SYSTEM_PROFILE: &str = "/etc/profile.d/unhang.sh";
 pub(crate) const OUR_USER_PROFILE: &str = ".config/unhang/profile.sh";
 /// A file of an earlier attempt.
@@ -21,11 +21,11 @@ pub(crate) const OUR_USER_PROFILE: &str = ".config/unhang/profile.sh";
 pub struct Leftover {
     /// The file.
     pub path: PathBuf,
-    /// Whether the whole file is a leftover, as against some lines in a file of the user's.
+    /// Whether the whole file is a leftover, not just some lines in a user's file.
     pub whole: bool,
-    /// Whether the file acts when somebody logs in or opens a shell (and not, for example, a single service).
+    /// Whether the file takes effect at login or in a new shell (and not only, for example, in a service).
     pub login: bool,
-    /// Whether `unhang env clean` can move it or its lines aside; otherwise somebody has to edit it.
+    /// Whether `unhang env clean` can move it or its lines aside; otherwise somebody must edit it.
     pub movable: bool,
     /// The lines.
     pub assignments: Vec<Assignment>,
@@ -55,7 +55,7 @@ pub(crate) fn find(system: &System) -> Vec<Leftover> {
     found
 }
 
-/// Those outside of the home folders.
+/// Those outside the home folders.
 pub(crate) fn find_system(system: &System) -> Vec<Leftover> {
     let mut found = Vec::new();
     for file in

@@ -1,4 +1,4 @@
-//! What is here and what is wrong with it: inspection, findings, environment profiles, install and uninstall.
+//! Examines a machine: inspection, findings, environment profiles, install and uninstall.
 //!
 //! Everything is read through one value, [`System`]: a root folder and a set of variables. So any machine can be a
 //! folder, and tests, rehearsals and bug reports are all the same thing. [`Machine::inspect`] says what is here.

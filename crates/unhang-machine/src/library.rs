@@ -1,4 +1,4 @@
-//! What a shared library says about itself: which chips its GPU code is for, and where it wants its own libraries from.
+//! What a shared library says about itself: the chips of its GPU code, and where it searches for its own libraries.
 //!
 //! A separate small reader, because it must be bounded in memory and time on any file, and quick on a
 //! `libtorch_hip.so` of two gigabytes. It reads headers only. GPU code is in the section `.hip_fatbin` as a row of
@@ -22,7 +22,7 @@ const ENOUGH_BUNDLES: usize = 256;
 const MOST_PAGES: usize = 16 * 1024;
 /// The header of a bundle fits in this, compressed or not.
 const HEADER: usize = 64 * 1024;
-/// In a machine that is a folder, a text file that starts so stands for a library: bundles write them.
+/// In a machine folder, a text file with this beginning stands for a library: bundles write them.
 const STAND_IN: &str = "unhang: stand-in for a library";
 
 /// What was read from a library.
@@ -52,7 +52,7 @@ impl Library {
     }
 }
 
-/// Looks at a library; nothing if it is not there or is not one.
+/// Examines a library; `None` if it is missing or not a library.
 pub(crate) fn inspect(system: &System, path: &Path) -> Option<Library> {
     let file = system.open(path).ok()?;
     let mut start = [0; STAND_IN.len()];
@@ -73,7 +73,7 @@ struct Section {
     size: u64,
 }
 
-/// Anything that can be read at an offset; a short read at the end is not an error.
+/// A source that can be read at an offset; a short read at the end is not an error.
 trait ReadAt {
     fn read_some(&self, offset: u64, most: usize) -> Option<Vec<u8>>;
 }
@@ -230,7 +230,7 @@ fn compressed(source: &impl ReadAt, at: u64, found: &mut Vec<String>) -> Option<
     };
     let packed = content.get(data..)?;
     let mut head = Vec::new();
-    // The data goes on past what was read, so an error at its end is expected; what came out before it counts.
+    // The data continues past what was read, so an error at its end is expected; the output before it counts.
     match method {
         0 => drop(flate2::read::ZlibDecoder::new(packed).take(HEADER as u64).read_to_end(&mut head)),
         1 => drop(ruzstd::decoding::StreamingDecoder::new(packed).ok()?.take(HEADER as u64).read_to_end(&mut head)),

@@ -1,10 +1,10 @@
-//! A machine, as far as running convolutions on it goes.
+//! A machine, as far as it matters for convolutions.
 
 use crate::gpu::{self, Gpu};
 use crate::kernel::{self, OsKernel};
 use crate::system::{DeviceAccess, System};
 
-/// What is here: GPUs, kernel, access. Fast to find out: a few dozen small files, and no Python is looked at.
+/// The GPUs, kernel and access. Fast to read: a few dozen small files, and no Python.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// The GPUs: those that KFD knows first, in KFD's order, then the others by PCI address.
@@ -13,11 +13,11 @@ pub struct Machine {
     pub kernel: OsKernel,
     /// Whether this process may use `/dev/kfd`, the door to compute on AMD GPUs.
     pub kfd_access: DeviceAccess,
-    /// The folder that describes the machine, if it is not the one that we run on. Every output then says so.
+    /// The folder that describes the machine, if it is not this one. Every output then says so.
     pub described_by: Option<String>,
     /// Whether its cards are emulated: what they do is a rehearsal and never counts for a real card.
     pub emulated: bool,
-    /// Things that were there and could not be read, in words.
+    /// What exists but could not be read, in words.
     pub unreadable: Vec<String>,
 }
 
@@ -38,14 +38,12 @@ impl Machine {
         self.gpus.iter().any(|gpu| gpu.affected)
     }
 
-    /// Whether the runtime takes an RDNA1 chip for another one, so that it loads code that was not
-    /// compiled for it.
+    /// Whether the runtime treats an RDNA1 chip as another one, and so loads code that was not compiled for it.
     pub fn spoofed(&self) -> bool {
         self.gpus.iter().any(|gpu| gpu.affected && gpu.spoofed())
     }
 
-    /// The GPU at a PCI address (`0000:03:00.0`) and its true chip, as the kernel driver knows them; or why it cannot be
-    /// told.
+    /// The GPU at a PCI address (`0000:03:00.0`) and its true chip, from the kernel driver; or why it is unknown.
     pub fn gpu_at(&self, address: &str) -> Result<(&Gpu, &str), String> {
         if let Some(folder) = &self.described_by {
             return Err(format!("the chip at {address} is unknown: {folder} describes another machine"));
@@ -62,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// A short text that is the same wherever evidence may be carried over, and different where it may not.
+    /// A short text that is equal on two machines exactly if evidence may be carried over.
     ///
     /// It is made of the true chips with their compute units, the chips that the runtime reports, the kernel's major
     /// and minor version and the version of amdgpu if it has one; and of `runtime`, which is the caller's word for
@@ -89,12 +87,12 @@ impl Machine {
     }
 }
 
-/// Whether the shield is among the libraries that the HSA runtime loads as tools: what `HSA_TOOLS_LIB` says.
+/// Whether the HSA runtime loads the shield as a tool, by the value of `HSA_TOOLS_LIB`.
 pub fn is_shielded(tools: Option<&str>) -> bool {
     tools.is_some_and(|tools| tools.contains("libunhang_shield"))
 }
 
-/// FNV-1a, 64 bits: chosen because it is the same everywhere and for ever, which `std`'s hashers do not promise.
+/// FNV-1a, 64 bits: it never changes, which `std`'s hashers do not promise.
 struct Fnv1a(u64);
 
 impl Fnv1a {
@@ -181,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_for_ever() {
-        // Evidence on users' disks is keyed by this: a change here throws it away.
+        // The key of evidence on users' disks: a change here discards it.
         assert_eq!(machine("gfx1010", "gfx1030", "6.8.0").fingerprint(None), "4e973d1bd88d2eb4");
     }
 }

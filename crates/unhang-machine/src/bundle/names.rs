@@ -1,4 +1,4 @@
-//! What could tell who somebody is: names of users and hosts, and addresses of networks and memory.
+//! What could identify somebody: names of users and hosts, and addresses of networks and memory.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const ADDRESS: &str = "ADDRESS";
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pairs: Vec<(String, String)>,
-    /// What is left when known names are taken out, and is still somebody's own.
+    /// What is still personal after known names are removed.
     words: Words,
 }
 
@@ -55,12 +55,12 @@ impl Names {
         PathBuf::from(self.words.path(&self.cleaned_text(&path.to_string_lossy())))
     }
 
-    /// What the kernel or a package wrote, without names that are known.
+    /// Text that the kernel or a package wrote, without known names.
     pub(super) fn cleaned(&self, content: &[u8]) -> Vec<u8> {
         self.cleaned_text(&String::from_utf8_lossy(content)).into_bytes()
     }
 
-    /// What we wrote about the machine: paths and values in it as others may see them, and no mail addresses.
+    /// Our own text about the machine: paths and values as others may see them, and no mail addresses.
     pub(super) fn cleaned_report(&self, report: &[u8]) -> Vec<u8> {
         let text = self.words.text(&self.cleaned_text(&String::from_utf8_lossy(report)));
         replaced_words(&text, is_person).into_bytes()
@@ -78,7 +78,7 @@ impl Names {
 
     fn cleaned_text(&self, text: &str) -> String {
         let text = self.pairs.iter().fold(text.to_owned(), |text, (name, instead)| replaced(&text, name, instead));
-        // Whoever else has a home somewhere in a path.
+        // Other users' homes anywhere in a path.
         let mut result = String::with_capacity(text.len());
         let mut rest = text.as_str();
         while let Some(at) = rest.find("/home/") {
@@ -95,7 +95,7 @@ impl Names {
     }
 }
 
-/// Replaces a word, however it is capitalised: not when letters or digits go on before or after it.
+/// Replaces a word in any capitalisation, unless a letter or digit precedes or follows it.
 fn replaced(text: &str, word: &str, instead: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;

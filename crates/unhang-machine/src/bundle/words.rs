@@ -16,7 +16,7 @@ const PARTS: &str = "
     amd radeon rdna kernel opencl llvm versions direct install default conf pytorch rocblas library libs arch current state jax plugin
     tensorflow triton metadata";
 
-/// Words that values of any variable may be made of.
+/// Words that may occur in the value of any variable.
 const WORDS: &str = "on off true false yes no none all auto default stderr stdout native";
 
 /// Options of the compiler that MIOpen's kernels are compiled with, and the parts of LLVM's names for the chip's errata.
@@ -37,10 +37,10 @@ const HOSTS: [&str; 8] = [
     "docs.kernel.org",
 ];
 
-/// What replaces a word of a value that could be anybody's.
+/// What replaces a word of a value that could be personal.
 const TAKEN_OUT: &str = "taken-out";
 
-/// Names of somebody's own that were met, each with a number, and values that were changed.
+/// Personal names that were found, each with a number, and values that were changed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Words {
     folders: RefCell<Vec<String>>,
@@ -54,7 +54,7 @@ fn is_in(list: &str, word: &str) -> bool {
 fn is_known_name(name: &str) -> bool {
     let mut pieces = name.split(['.', '_', '-', '+', '~']);
     let is_known = |piece: &str| {
-        // Versions end with the number of a commit.
+        // Versions end with a commit's hash.
         let is_commit = piece.len() <= 16
             && piece.bytes().all(|byte| byte.is_ascii_hexdigit())
             && piece.bytes().any(|byte| byte.is_ascii_digit());
@@ -65,7 +65,8 @@ fn is_known_name(name: &str) -> bool {
 }
 
 impl Words {
-    /// The name of a folder or a file as others may see it. How it begins and ends says what it is to the system, and stays.
+    /// The name of a folder or a file as others may see it. Its beginning and ending tell the system its type, and
+    /// stay.
     fn component(&self, name: &str) -> String {
         if name.is_empty() || is_known_name(name) {
             return name.to_owned();
@@ -104,7 +105,7 @@ impl Words {
 
     /// A text with the paths and addresses of web pages in it as others may see them.
     pub(super) fn text(&self, text: &str) -> String {
-        // First, while they are as they were read: what takes their place has no path that would be changed again.
+        // First, while they are as they were read: their replacements have no path that would be changed again.
         let values = self.values.borrow();
         let text = values.iter().fold(text.to_owned(), |text, (value, instead)| text.replace(value, instead));
         let mut result = String::with_capacity(text.len());

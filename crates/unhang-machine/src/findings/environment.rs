@@ -12,7 +12,7 @@ use crate::variables::{self, Known, Owner, Read, SOLVER_FAMILIES, VariableKind};
 struct Set {
     name: String,
     value: String,
-    /// Whether the process does not have it now, and a login file will set it.
+    /// Whether the process lacks it now, and a login file will set it.
     is_later: bool,
     /// The line of a login file that sets it.
     place: Option<FilePlace>,
@@ -24,7 +24,7 @@ impl Set {
     }
 }
 
-/// What is set now, and what a login file will set. unhang's own profile is one of them.
+/// The variables that are set now, and those that a login file will set. unhang's own profile is one of those files.
 fn all_set(seen: &Seen) -> Vec<Set> {
     let mut later: Vec<Set> = Vec::new();
     for file in seen.leftovers.iter().filter(|leftover| leftover.login).chain(seen.own_profiles) {
@@ -50,12 +50,12 @@ fn all_set(seen: &Seen) -> Vec<Set> {
     all
 }
 
-/// MIOpen's own reading of a switch that is off.
+/// MIOpen's own values for "off".
 fn off(value: &str) -> bool {
     ["0", "no", "off", "false", "disable", "disabled"].contains(&value.to_lowercase().as_str())
 }
 
-/// MIOpen's own reading of a switch that is on.
+/// MIOpen's own values for "on".
 fn on(value: &str) -> bool {
     ["1", "yes", "on", "true", "enable", "enabled"].contains(&value.to_lowercase().as_str())
 }
@@ -64,7 +64,7 @@ const FIND_MODES: &[(&str, &str)] = &[("1", "NORMAL"), ("2", "FAST"), ("3", "HYB
 const FIND_ENFORCE: &[(&str, &str)] =
     &[("1", "NONE"), ("2", "DB_UPDATE"), ("3", "SEARCH"), ("4", "SEARCH_DB_UPDATE"), ("5", "DB_CLEAN")];
 
-/// The name behind a number or a name; upper and lower case are the same.
+/// The name for a number or a name; case does not matter.
 fn choice(value: &str, table: &[(&'static str, &'static str)]) -> Option<&'static str> {
     let upper = value.trim().to_uppercase();
     table.iter().find(|(number, name)| upper == *number || upper == *name).map(|(_, name)| *name)
@@ -101,7 +101,7 @@ fn listed(chosen: &[&Set]) -> String {
     format!("{}{when}", names.join(", "))
 }
 
-/// What to do about them. A command holds only names that a shell takes for names: one from outside may hold anything.
+/// The remedy for them. A command holds only names that a shell accepts as names: one from outside may hold anything.
 fn unset_command(chosen: &[&Set]) -> String {
     let plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).filter(plain).collect();
@@ -357,7 +357,7 @@ fn imaginary(set: &[Set]) -> Option<Finding> {
     })
 }
 
-/// Whether the value is the same as not setting the variable at all.
+/// Whether the value equals not setting the variable at all.
 fn same_as_unset(name: &str, value: &str, affected: bool) -> bool {
     let Some(variable) = variables::find(name).filter(|it| matches!(it.owner, Owner::MIOpen | Owner::Hsa)) else {
         return false;
@@ -429,7 +429,7 @@ fn build_time(set: &[Set]) -> Option<Finding> {
 fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let chosen: Vec<&Set> = set.iter().filter(|it| it.is_later).collect();
     let first = chosen.first()?;
-    // The machine in a folder has no running process: what its files say is all there is.
+    // The machine in a folder has no running process: its files are all there is.
     let read = variables::find(&first.name).map_or(Read::RuntimeStart, |variable| variable.read);
     let names: Vec<&str> = chosen.iter().map(|it| it.name.as_str()).collect();
     Some(Finding {
@@ -553,7 +553,7 @@ fn effect(seen: &Seen, name: &str, value: &str) -> String {
     }
 }
 
-/// The part of a switch's meaning that its value brings about.
+/// The part of a switch's meaning that its value causes.
 fn acting(variable: &variables::Variable, value: &str) -> String {
     let sign = match variable.kind {
         VariableKind::OnUnlessZero if off(value) => "0 ",

@@ -5,7 +5,7 @@ use crate::finding::{Confidence, FilePlace, Finding, Severity};
 use crate::frameworks::Framework;
 use crate::routes;
 
-/// What refuses the RDNA1 card that is here.
+/// The frameworks that refuse the RDNA1 card here.
 pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
     let chip = seen.machine.gpus.iter().find(|gpu| gpu.affected).and_then(|gpu| gpu.gfx.as_deref());
     let Some(gfx) = chip else { return Vec::new() };
@@ -14,7 +14,7 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
 
 fn refusal(seen: &Seen, framework: &Framework, gfx: &str) -> Finding {
     let Framework { package, version, .. } = framework;
-    // `unhang run` passes the card for gfx1030 where no torch asks for something else.
+    // `unhang run` makes the card pass as gfx1030 unless a torch needs something else.
     let start = if seen.has_torch_for_amd() { routes::RUN_SPOOFED } else { routes::RUN };
     let (severity, summary, fix) = if framework.runs_spoofed() {
         (

@@ -1,4 +1,4 @@
-//! What was seen of the machine, for every family of findings.
+//! The facts about the machine, for every family of findings.
 
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ pub(super) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// The severity of what can hang an RDNA1 card and merely costs time on another.
+    /// The severity of a problem that can hang an RDNA1 card and only costs time on another.
     pub(super) fn error_if_affected(&self) -> Severity {
         if self.machine.affected() { Severity::Error } else { Severity::Warning }
     }

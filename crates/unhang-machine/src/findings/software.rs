@@ -13,7 +13,7 @@ use crate::unrepaired::{Unrepaired, UnrepairedKernel};
 /// From this HIP version on, spoofed programs are reported to hang.
 const HANGS_SINCE: (u32, u32) = (5, 3);
 
-/// A finding names at most this many places; the commands that it points to name all.
+/// A finding names at most this many places; its commands name all.
 const MOST_PLACES: usize = 20;
 
 pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
@@ -46,7 +46,7 @@ pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
     found
 }
 
-/// What the shield could not repair in the last run, and which switches avoid it.
+/// The kernels that the shield could not repair in the last run, and the switches that avoid them.
 fn stay_unsafe(record: &Unrepaired) -> Option<Finding> {
     let first = record.kernels.first()?;
     let distinct = |words: fn(&UnrepairedKernel) -> &str| -> String {
@@ -81,7 +81,7 @@ fn stay_unsafe(record: &Unrepaired) -> Option<Finding> {
     })
 }
 
-/// What to install, on this machine.
+/// What to install on this machine.
 fn known_good(seen: &Seen) -> String {
     let old_enough = seen.software.glibc.is_none_or(|version| version <= NEWEST_GLIBC);
     let place = if old_enough {
@@ -92,7 +92,7 @@ fn known_good(seen: &Seen) -> String {
     format!("`{}`{place}, started with `{}`", routes::spoofed_stack(), routes::RUN)
 }
 
-/// The way to a torch for the card that is here, best first.
+/// The ways to a torch for the card here, best first.
 fn ways(seen: &Seen) -> String {
     let gfx = seen.machine.gpus.iter().find(|gpu| gpu.affected).and_then(|gpu| gpu.gfx.as_deref()).unwrap_or_default();
     match routes::native_wheels(&[gfx]) {
@@ -339,13 +339,13 @@ fn mismatch(seen: &Seen, torch: &Torch) -> Option<Finding> {
     })
 }
 
-/// Whether libraries from elsewhere are loaded in the place of those that torch brought.
+/// Whether other libraries are loaded instead of torch's own.
 fn shadowed(torch: &Torch) -> bool {
     torch.libraries.iter().any(|library| !library.bundled && torch.bundled.contains(&library.name))
 }
 
 fn bundles(seen: &Seen, torch: &Torch) -> Option<Finding> {
-    // Where LD_LIBRARY_PATH puts others before them, that is what has to be said.
+    // If LD_LIBRARY_PATH puts others first, say that.
     if torch.bundled.is_empty() || seen.software.rocm.is_empty() || shadowed(torch) {
         return None;
     }

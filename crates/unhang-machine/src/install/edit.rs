@@ -1,4 +1,4 @@
-//! Changing text files line by line, so that the change can be taken out even after others edited the file.
+//! Changes text files line by line, so that a change can be removed even after others edited the file.
 //!
 //! A leftover line is not deleted: it becomes `: # unhang set aside: …`, a command that does nothing, because a bare
 //! comment in `if …; then` … `fi` would be a syntax error. Files that are not scripts get a plain comment.
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::assignments::parse_file;
 
-/// What stands before a line that was set aside.
+/// The prefix of a line that was set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comment {
     /// In a script of a shell.
@@ -25,7 +25,7 @@ impl Comment {
     }
 }
 
-/// How a line is set aside in that file.
+/// The prefix for lines set aside in that file.
 pub(crate) fn comment_for(path: &Path) -> Comment {
     let plain = path.extension().is_some_and(|ending| ending == "conf")
         || path.file_name().is_some_and(|name| name == "environment" || name == ".pam_environment");
@@ -36,7 +36,7 @@ pub(crate) fn comment_for(path: &Path) -> Comment {
 const OUR_LINE: &[u8] =
     b"if [ -r \"$HOME/.config/unhang/profile.sh\" ]; then . \"$HOME/.config/unhang/profile.sh\"; fi # Written by unhang\n";
 
-/// Whether a line does nothing but set or unset telling variables, so that it can be set aside whole.
+/// Whether a line only sets or unsets telling variables, so that it can be set aside whole.
 fn removable(line: &str) -> bool {
     let code = line.split(" #").next().unwrap_or_default().trim_end();
     if code.is_empty() || code.ends_with('\\') || code.contains([';', '&', '|', '`', '(', '<', '>', '{', '}']) {
@@ -51,7 +51,7 @@ fn removable(line: &str) -> bool {
     balanced('\'') && balanced('"') && found > 0 && (separate || words.count() == found)
 }
 
-/// Sets the leftover lines aside; gives the new text and the numbers of lines that had to be left alone.
+/// Sets the leftover lines aside; returns the new text and the numbers of lines that had to be left alone.
 pub(crate) fn set_aside(content: &[u8], comment: Comment) -> (Vec<u8>, Vec<usize>) {
     let (mut result, mut left) = (Vec::with_capacity(content.len()), Vec::new());
     let mut continued = false;
@@ -79,7 +79,7 @@ pub(super) fn with_our_line(content: &[u8]) -> Vec<u8> {
     result
 }
 
-/// Takes our marks and our line out of a text that others have edited since.
+/// Removes our marks and our line from a text that others have edited since.
 pub(super) fn taken_out(content: &[u8], comment: Comment) -> Vec<u8> {
     let mut result = Vec::with_capacity(content.len());
     for line in content.split_inclusive(|byte| *byte == b'\n') {

@@ -1,4 +1,4 @@
-//! The journal: what an installation changes, on the disk before the first change.
+//! The journal: what an installation changes, on disk before the first change.
 //!
 //! It is in a folder of ours (`/etc/unhang`, `~/.config/unhang`) that may have to be made first, with the folders
 //! above it. So that an interruption there leaves nothing nameless behind, the chain of folders is built with the
@@ -31,7 +31,7 @@ pub(super) enum Phase {
     Installing,
     /// All changes are made.
     Installed,
-    /// The changes are being taken out.
+    /// The changes are being removed.
     Removing,
 }
 
@@ -39,11 +39,11 @@ pub(super) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "kebab-case")]
 pub(super) enum JournalStep {
-    /// A folder that did not exist.
+    /// A new folder.
     MakeFolder { path: PathBuf },
     /// A file that did not exist.
     Create { path: PathBuf, digest: String },
-    /// A file whose text is changed; the file from before is kept.
+    /// A file whose text is changed; the old file is kept.
     Edit { path: PathBuf, backup: PathBuf, before: String, after: String },
     /// A file that is moved into the backup folder.
     MoveAside { path: PathBuf, backup: PathBuf },
@@ -84,7 +84,7 @@ impl Journal {
         Ok(Some(journal))
     }
 
-    /// Puts a journal on the disk; from here on every interruption can be undone.
+    /// Writes a journal to disk; from here on every interruption can be undone.
     pub(super) fn begin(site: &Site, profile: &str, steps: Vec<JournalStep>) -> Result<Journal, InstallError> {
         let parts = site.state();
         let mut existed = 0;
@@ -120,11 +120,11 @@ impl Journal {
         site.tree.replace(&Journal::path(site), &self.bytes())
     }
 
-    /// Ends an uninstallation: the journal goes, and with it the folders that were made for it.
+    /// Ends an uninstallation: removes the journal, and the folders that were made for it.
     pub(super) fn end(&self, site: &Site) -> Result<(), InstallError> {
         let parts = site.state();
         site.tree.remove_scratch(&Journal::path(site))?;
-        // From the top: the first folder that was made for us and holds nothing else but the way to the journal.
+        // From the top: the first folder that we made and that holds only the path to the journal.
         for top in self.existed..parts.len() {
             let only_ours = (top..parts.len()).try_fold(true, |only, depth| {
                 let inside = if depth + 1 < parts.len() { parts[depth + 1] } else { NAME };
@@ -149,7 +149,7 @@ fn joined(parts: &[&str]) -> PathBuf {
     parts.iter().collect()
 }
 
-/// Removes folders that were on their way in or out when somebody was interrupted. They hold a journal at most.
+/// Removes folders that an interrupted call was creating or removing. They hold at most a journal.
 pub(super) fn clean_up(site: &Site) -> Result<(), InstallError> {
     // A journal that was being written into a folder that existed before.
     site.tree.remove_scratch(&Journal::path(site))?;

@@ -1,4 +1,4 @@
-//! One place to install into: a system or a home.
+//! One target of an installation: a system or a home.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub enum InstallError {
         /// Why.
         reason: String,
     },
-    /// The journal is there and cannot be understood.
+    /// The journal cannot be understood.
     #[error("{} is damaged ({reason}); it names what an earlier `unhang env install` changed: repair or remove it by hand", path.display())]
     BadJournal {
         /// The journal.
@@ -57,7 +57,7 @@ impl<'a> Site<'a> {
     pub(super) fn open(system: &'a System, scope: Scope) -> Result<Site<'a>, InstallError> {
         let base = match scope {
             Scope::System => PathBuf::from("/"),
-            // The way to the home folder may lead over links (/home is one on some systems); below it none is followed.
+            // The path to the home folder may contain links (/home is one on some systems); below it none is followed.
             Scope::User => {
                 let home = system.home().ok_or(InstallError::NoHome)?;
                 system.resolve_on_machine(&home).unwrap_or(home)

@@ -1,4 +1,4 @@
-//! A folder in which files are changed without ever following a symbolic link.
+//! A folder whose files are changed without ever following a symbolic link.
 //!
 //! Each path is walked component by component with `openat(O_NOFOLLOW)`, so a link that somebody puts in the way, at
 //! whatever moment, leads to an error and not out of the folder. New content is written next to its place, made durable,
@@ -18,10 +18,11 @@ use rustix::io::Errno;
 
 /// A file larger than this is not a start-up file.
 const MOST_BYTES: u64 = 4 * 1024 * 1024;
-/// The name of a file that is being written, next to its place, one at a time. The second where a folder has the first.
+/// The name of a file while it is being written, next to its final place, one at a time. The second is used if a folder
+/// has the first.
 pub(super) const SCRATCH: [&str; 2] = [".unhang-writing", ".unhang-writing-2"];
 
-/// Unit tests cut the power only in thought, and waiting for the disk would be most of their time.
+/// Unit tests only simulate power cuts, and waiting for the disk would be most of their time.
 const DURABLE: bool = !cfg!(test);
 
 /// Why a file could not be reached or changed.
@@ -42,7 +43,7 @@ pub enum TreeError {
         /// The path.
         path: PathBuf,
     },
-    /// Not a plain file of a sane size.
+    /// Not a plain file of a sensible size.
     #[error("{} is not a plain file of at most 4 MiB", path.display())]
     NotAFile {
         /// The path.
@@ -82,7 +83,7 @@ fn refused(action: &'static str, path: &Path, errno: Errno) -> TreeError {
     }
 }
 
-/// Whose what root makes in a folder is to be: in a user's home the user's, who could not change it otherwise.
+/// The owner of what root creates in a folder: in a user's home the user, who could not change it otherwise.
 fn owner_to_give(folder: &OwnedFd) -> Option<(Uid, Gid)> {
     let stat = rustix::process::geteuid().is_root().then(|| fstat(folder).ok()).flatten()?;
     (stat.st_uid != 0).then(|| (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid)))
@@ -113,7 +114,7 @@ impl Tree {
         }
     }
 
-    /// Takes the folder's lock, or says that somebody else has it.
+    /// Takes the folder's lock, or reports that somebody else has it.
     pub fn lock(&self) -> Result<Lock, TreeError> {
         let again = openat(&self.base, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| refused("open", Path::new("."), errno))?;
@@ -124,7 +125,7 @@ impl Tree {
         }
     }
 
-    /// Opens the folder that holds a path; nothing if it does not exist.
+    /// Opens the folder that holds a path; `None` if it does not exist.
     fn parent(&self, path: &Path) -> Result<Option<(OwnedFd, OsString)>, TreeError> {
         let outside = || TreeError::Outside { path: path.to_owned() };
         let mut names = Vec::new();
@@ -170,7 +171,7 @@ impl Tree {
         Ok(self.stat(path)?.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == kind))
     }
 
-    /// Whether there is anything, a link among others.
+    /// Whether anything exists there, links included.
     pub fn exists(&self, path: &Path) -> Result<bool, TreeError> {
         Ok(self.stat(path)?.is_some())
     }
@@ -180,7 +181,7 @@ impl Tree {
         self.is(path, FileType::RegularFile)
     }
 
-    /// Whether there is a plain file that this user made: what an interrupted write leaves.
+    /// Whether there is a plain file of this user's: an interrupted write leaves one.
     pub fn is_own_file(&self, path: &Path) -> Result<bool, TreeError> {
         let us = rustix::process::geteuid().as_raw();
         let is_own = |stat: Stat| stat.st_uid == us && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -215,7 +216,7 @@ impl Tree {
         let failed = |errno| refused("make the folder", path, errno);
         mkdirat(&folder, &name, Mode::from_raw_mode(0o755)).map_err(failed)?;
         if let Some((user, group)) = owner_to_give(&folder) {
-            // The very folder that was just made: its owner-to-be may have put another in its place.
+            // Opens the folder that was just made: its future owner may have replaced it.
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let made = openat(&folder, &name, flags, Mode::empty()).map_err(failed)?;
             if fstat(&made).map_err(failed)?.st_uid == rustix::process::geteuid().as_raw() {
@@ -244,12 +245,12 @@ impl Tree {
         let failed = |errno| refused("write", path, errno);
         self.burn()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // What somebody else has under such a name was left alone.
+        // Other people's files of such a name were left alone.
         let is_taken = |name: &&str| statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         let scratch = SCRATCH.into_iter().find(|name| !is_taken(name)).unwrap_or(SCRATCH[0]);
         let file = openat(&folder, scratch, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
         let mut file = std::fs::File::from(file);
-        // Half a file, if the power fails here: it has a separate name, and the next call removes it.
+        // A power cut here leaves half a file under another name, which the next call removes.
         self.burn()?;
         file.write_all(content).map_err(|source| TreeError::Refused {
             action: "write",
@@ -287,7 +288,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Keeps a file under a second name: the very same file, or a copy where links are not possible.
+    /// Keeps a file under a second name: a hard link, or a copy if links are not possible.
     pub fn keep(&self, path: &Path, backup: &Path) -> Result<(), TreeError> {
         let ((folder, name), (into, kept)) = (self.existing_parent(path)?, self.existing_parent(backup)?);
         self.burn()?;
@@ -305,7 +306,7 @@ impl Tree {
         }
     }
 
-    /// Puts a kept file back in its place, over what is there.
+    /// Restores a kept file over the current one.
     pub fn put_back(&self, backup: &Path, path: &Path) -> Result<(), TreeError> {
         let same = match (self.stat(backup)?, self.stat(path)?) {
             (Some(one), Some(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
@@ -360,7 +361,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes a folder unless somebody put something in it.
+    /// Removes a folder if it is empty.
     pub fn remove_folder_if_empty(&self, path: &Path) -> Result<(), TreeError> {
         let Some((folder, name)) = self.parent(path)? else { return Ok(()) };
         if !self.is_folder(path)? {
@@ -392,7 +393,7 @@ impl Tree {
     }
 }
 
-/// Renames without replacing; on file systems that cannot promise it, after a look.
+/// Renames without replacing; on file systems that cannot guarantee it, after a check.
 fn rename_noreplace(from: &OwnedFd, name: &OsStr, into: &OwnedFd, target: &OsStr) -> rustix::io::Result<()> {
     match renameat_with(from, name, into, target, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => match statat(into, target, AtFlags::SYMLINK_NOFOLLOW) {
@@ -403,7 +404,7 @@ fn rename_noreplace(from: &OwnedFd, name: &OsStr, into: &OwnedFd, target: &OsStr
     }
 }
 
-/// Makes a folder's names durable; where that is not possible nothing is lost but the promise.
+/// Syncs a folder's entries to disk; if that is not possible, only that guarantee is lost.
 fn sync(folder: &OwnedFd) {
     if DURABLE {
         let _ = rustix::fs::fsync(folder);

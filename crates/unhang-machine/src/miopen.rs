@@ -21,7 +21,7 @@ use crate::system::System;
 use find_db::FindDb;
 use kernel_db::KernelDb;
 
-/// A find-db larger than this is not one.
+/// Larger than any find-db.
 pub(crate) const MOST_TEXT: usize = 64 * 1024 * 1024;
 /// What the doctor reads of a find-db.
 const QUICK_TEXT: usize = 2 * 1024 * 1024;
@@ -89,7 +89,7 @@ pub fn folders(system: &System) -> Vec<PathBuf> {
     folders
 }
 
-/// What a file's name says that it is.
+/// The kind of a file by its name.
 fn kind(name: &str) -> Option<DatabaseKind> {
     if name.ends_with(".ufdb.txt") || name.ends_with(".fdb.txt") {
         Some(DatabaseKind::FindDb)
@@ -118,7 +118,7 @@ pub fn databases(system: &System) -> Vec<Database> {
     found
 }
 
-/// What the doctor sees in a few milliseconds.
+/// What the doctor finds in a few milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QuickLook {
     /// Damaged files and lines.
@@ -133,7 +133,7 @@ pub(crate) fn quick_look(system: &System) -> QuickLook {
     for database in databases(system) {
         let path = database.path.display().to_string();
         if database.path.extension().is_some_and(|ending| ending == "txt") {
-            // A bound on the read cuts the last line in two: that one is not damage.
+            // The read limit cuts the last line in two: that is not damage.
             let Ok(bytes) = system.bytes(&database.path, QUICK_TEXT) else { continue };
             if database.kind != DatabaseKind::FindDb {
                 continue;

@@ -36,13 +36,13 @@ impl Ground {
 pub struct Line {
     /// The variable.
     pub name: &'static str,
-    /// Its value; nothing to unset it.
+    /// Its value; `None` to unset it.
     pub value: Option<&'static str>,
     /// Why the line is here.
     pub reason: &'static str,
     /// What that rests on.
     pub ground: Ground,
-    /// What earlier guides for these cards had in its place.
+    /// What earlier guides for these cards set instead.
     pub before: &'static str,
 }
 
@@ -64,7 +64,7 @@ pub struct Profile {
     pub summary: &'static str,
     /// The lines.
     pub lines: Vec<Line>,
-    /// What earlier guides had and this has not.
+    /// Lines of earlier guides that the profile leaves out.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -140,7 +140,7 @@ impl Profile {
         }
     }
 
-    /// The profile that fits what the doctor saw, and why.
+    /// The profile that fits the doctor's findings, and why.
     pub fn automatic(examination: &Examination) -> (Profile, String) {
         let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
         let card = examination.machine.gpus.iter().find(|gpu| gpu.affected);
@@ -164,7 +164,7 @@ impl Profile {
                 let framework = &examination.software.frameworks[0];
                 (jax_tensorflow(), format!("{} {} refuses {gfx}", framework.package, framework.version))
             }
-            // Programs that bring their own libraries may need what was set for them.
+            // Programs that bring their own libraries may need the existing variables.
             None if card.spoofed() => {
                 (as_set(), "no torch with HIP was found, and other frameworks may need what you set".to_owned())
             }
@@ -259,7 +259,7 @@ fn no_spoof() -> Profile {
     }
 }
 
-/// For wheels that agree to run on listed chips only.
+/// For wheels that only run on listed chips.
 fn jax_tensorflow() -> Profile {
     let spoof = set(
         "HSA_OVERRIDE_GFX_VERSION",
@@ -277,7 +277,7 @@ fn jax_tensorflow() -> Profile {
     }
 }
 
-/// For programs of which nothing is known: neither the spoof nor its absence is asked for.
+/// For unknown programs: asks for neither the spoof nor its absence.
 fn as_set() -> Profile {
     Profile {
         name: "as-set",
@@ -359,12 +359,12 @@ impl Profile {
         for line in self.print_lines(Shell::Posix, true).lines().skip(1) {
             text.push_str(&if line.is_empty() { "\n".to_owned() } else { format!("    {line}\n") });
         }
-        // A body of comments alone would be a syntax error.
+        // A body with only comments would be a syntax error.
         text.push_str("    :\nfi\nunset -f _unhang_card\nunset _unhang_path _unhang_name _unhang_value\n");
         text
     }
 
-    /// A generator for systemd: the guarded form of environment.d, which itself knows no conditions.
+    /// A generator for systemd: environment.d itself has no conditions.
     pub fn generator_script(&self) -> String {
         let mut text = format!(
             "#!/bin/sh\n{}",

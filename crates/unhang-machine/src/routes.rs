@@ -1,4 +1,4 @@
-//! The ways to a torch that computes on an RDNA1 card, as whole recipes, best first; and what unhang is for on each.
+//! The ways to a torch that computes on an RDNA1 card, as complete recipes, best first; and what unhang adds to each.
 //!
 //! None of them was tried by us: nobody here has a card. Each says who reports it.
 
@@ -11,9 +11,9 @@ pub struct Route {
     pub title: String,
     /// The commands, one a line, that install it.
     pub commands: Vec<String>,
-    /// How a program is started then.
+    /// How to start a program then.
     pub start: &'static str,
-    /// What to know before, and who says that it works.
+    /// What to know first, and who reports that it works.
     pub notes: String,
     /// What unhang does for it.
     pub unhang: &'static str,
@@ -21,14 +21,14 @@ pub struct Route {
     pub confidence: Confidence,
 }
 
-/// How a program is started with protection.
+/// How to start a program with protection.
 pub const RUN: &str = "unhang run -- python train.py";
-/// How it is started where the card has to pass for gfx1030, whatever else is installed.
+/// How to start it if the card must pass as gfx1030, whatever else is installed.
 pub const RUN_SPOOFED: &str = "HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang run -- python train.py";
-/// The newest TensorFlow for ROCm whose list of chips has gfx1030, of those that were tried.
+/// The newest TensorFlow for ROCm, of those tried, that has gfx1030 in its list of chips.
 pub const TENSORFLOW_PIP: &str = "pip install 'tensorflow-rocm==2.13.1.600'";
 
-/// unhang's wheel, by its name alone: for whoever the program cannot tell where it is.
+/// unhang's wheel by its bare name, if the program does not know its path.
 pub const WHEEL: &str = "unhang-*.whl";
 
 /// Where [`WHEEL`] comes from.
@@ -72,11 +72,11 @@ pub fn install_unhang(torch: &str, wheel: &str) -> String {
     }
 }
 
-/// What a container needs to reach the card. The group by its number: `render` has another one on each system, and images
-/// such as Python's have no group of that name, so that docker refuses it.
+/// The options that give a container access to the card. The group by its number: `render` has another one on each
+/// system, and images such as Python's lack that group, so docker refuses the name.
 pub const CONTAINER_DEVICES: &str = "--device /dev/kfd --device /dev/dri --group-add \"$(stat -c %g /dev/kfd)\"";
 
-/// The newest glibc that loads the stack that owners report working under the spoof.
+/// The newest glibc that loads the stack which owners report working under the spoof.
 pub const NEWEST_GLIBC: (u32, u32) = (2, 40);
 
 /// A container whose glibc is old enough for that stack, with the card, this folder and the wheel's in it.
@@ -93,7 +93,7 @@ fn is_built_by_arch(gfx: &str) -> bool {
     ["gfx1010", "gfx1012"].contains(&gfx)
 }
 
-/// Installs the stack that owners report working under the spoof into the Python that it runs in.
+/// Installs the stack that owners report working under the spoof into the current Python.
 pub const SPOOFED_PIP: &str = "pip install 'numpy<2' torch==1.13.1+rocm5.2 torchvision==0.14.1+rocm5.2 --extra-index-url \
                                https://download.pytorch.org/whl/rocm5.2";
 

@@ -33,7 +33,7 @@ pub struct Rocm {
 pub struct LoadedLibrary {
     /// For example `libMIOpen.so`.
     pub name: String,
-    /// The file that will be loaded, if it was found.
+    /// The file that will be loaded, if found.
     pub path: Option<String>,
     /// Whether it came with torch.
     pub bundled: bool,
@@ -87,7 +87,7 @@ pub struct Software {
 }
 
 impl Software {
-    /// Looks at the software. `pythons` are interpreters or environments to look into in addition to the active one.
+    /// Examines the software. `pythons` are interpreters or environments to examine in addition to the active one.
     pub fn inspect(system: &System, pythons: &[PathBuf]) -> Software {
         let rocm = find_rocm(system);
         let folders = package_folders(system, pythons);
@@ -152,7 +152,7 @@ fn library_version(system: &System, folder: &Path) -> Option<String> {
         .max()
 }
 
-/// The folders that the dynamic linker looks into: `LD_LIBRARY_PATH`, `/etc/ld.so.conf.d`, the usual ones.
+/// The dynamic linker's search path: `LD_LIBRARY_PATH`, `/etc/ld.so.conf.d`, the usual folders.
 fn linker_folders(system: &System) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ld_library_path(system);
     for name in system.entries("/etc/ld.so.conf.d") {
@@ -177,7 +177,7 @@ fn ld_library_path(system: &System) -> Vec<PathBuf> {
     value.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64).collect()
 }
 
-/// What every Python looks into first: folders of packages, not environments.
+/// The folders that every Python searches first: folders of packages, not environments.
 fn python_path(system: &System) -> Vec<PathBuf> {
     let path = system.variable("PYTHONPATH").unwrap_or_default();
     path.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64).collect()
@@ -213,7 +213,7 @@ fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>,
     folders
 }
 
-/// The folders with packages of one environment, with the Python's version.
+/// The package folders of one environment, with the Python's version.
 fn packages_under(system: &System, prefix: &Path) -> Vec<(Option<String>, PathBuf)> {
     let mut folders = Vec::new();
     for library in ["lib", "lib64"] {
@@ -242,10 +242,10 @@ fn prefixes_of(system: &System, python: &Path) -> Vec<PathBuf> {
     if system.is_directory(python) {
         return vec![python.to_owned()];
     }
-    // A mistyped relative path has nothing above it: the machine's root is not meant.
+    // A mistyped relative path has no parent: do not use the machine's root.
     let above = |path: &Path| path.parent()?.parent().filter(|it| !it.as_os_str().is_empty()).map(Path::to_owned);
     let own = above(python);
-    // Only whether it is there matters; it holds paths and names, so a bundle gets an empty one.
+    // Only its existence matters; it holds paths and names, so a bundle gets an empty one.
     let environment = own.as_ref().is_some_and(|own| {
         let file = own.join("pyvenv.cfg");
         let there = system.is_file(&file);
@@ -286,13 +286,13 @@ fn find_torch(system: &System, folders: &[(Option<String>, PathBuf)], rocm: &[Ro
     found
 }
 
-/// Whether Pythons that import from a folder import unhang: it is there, or a path file leads to it.
+/// Whether Pythons that import from a folder can import unhang: it is in the folder, or a path file leads to it.
 fn has_unhang(system: &System, packages: &Path) -> bool {
     let is_package = |folder: &Path| {
         let file = folder.join("unhang/__init__.py");
         let there = system.is_file(&file);
         if there {
-            // Only whether it is there matters; a bundle gets an empty one.
+            // Only its existence matters; a bundle gets an empty one.
             system.record(&file, Vec::new());
         }
         there
@@ -354,7 +354,7 @@ pub(crate) fn parse_torch_version(text: &str) -> Option<TorchVersion> {
     Some(TorchVersion { version: value("__version__")?, hip: value("hip"), cuda: value("cuda") })
 }
 
-/// The lines of `torch/version.py` that are read, and no others.
+/// Only the lines of `torch/version.py` that are read.
 pub(crate) fn rebuilt_torch_version(text: &str) -> String {
     let Some(TorchVersion { version, hip, cuda }) = parse_torch_version(text) else { return String::new() };
     let line = |name: &str, value: Option<&String>| match value {
@@ -423,7 +423,7 @@ fn inspect_torch(
         }
         torch.architectures = package_architectures(&names);
     }
-    // AMD's own packages bring the libraries too: what the system has is not loaded.
+    // AMD's own packages bring the libraries too: the system's are not loaded.
     let is_amds = |name: &String| ["_rocm_sdk_", "amd_torch_device_"].iter().any(|start| name.starts_with(start));
     if system.entries(packages).iter().any(is_amds) {
         return torch;
@@ -458,7 +458,7 @@ fn inspect_torch(
     torch
 }
 
-/// Which file the linker will take, and whether it came with torch.
+/// The file that the linker will load, and whether it came with torch.
 fn will_load(
     system: &System,
     name: &str,
@@ -489,7 +489,7 @@ fn will_load(
     (folders.iter().find_map(|folder| in_folder(folder, None)), false)
 }
 
-/// The chips that a folder of rocBLAS kernels is for. One file for each chip stands for all in a bundle.
+/// The chips of a folder of rocBLAS kernels. In a bundle, one file for each chip stands for all.
 fn tensile_folder(system: &System, folder: &Path) -> Vec<String> {
     let found = tensile_architectures(&system.entries(folder));
     for gfx in &found {

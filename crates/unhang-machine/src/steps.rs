@@ -18,10 +18,10 @@ use crate::software::Torch;
 pub struct AdviceStep {
     /// What, and what for, in one line.
     pub what: String,
-    /// The command that does it, where one does.
+    /// The command that does it, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Ways to do it, the recommended one first: one of them is to be taken, with all of its commands.
+    /// Ways to do it, the recommended one first; follow one of them, with all of its commands.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<Way>,
     /// The findings that it settles; `unhang explain ID` gives the reasons.
@@ -36,7 +36,7 @@ pub struct AdviceStep {
 pub struct Way {
     /// What it is, in one line.
     pub what: String,
-    /// Whether it is the one that we would take.
+    /// Whether we recommend it.
     pub recommended: bool,
     /// The commands, in order.
     pub commands: Vec<String>,
@@ -56,7 +56,7 @@ impl AdviceStep {
     }
 }
 
-/// What a torch for the card settles.
+/// The findings that a torch for the card settles.
 const BY_TORCH: [&str; 9] = [
     "torch-known-to-hang",
     "torch-lacks-architecture",
@@ -71,7 +71,7 @@ const BY_TORCH: [&str; 9] = [
 
 /// The report, here because the steps are a part of it.
 impl Examination {
-    /// The report as the wire format has it: `{schema, machine, environment, verdict, steps, findings}`.
+    /// The report in its wire format: `{schema, machine, environment, verdict, steps, findings}`.
     pub fn to_json(&self) -> serde_json::Value {
         let glibc = self.software.glibc.map(|(major, minor)| format!("{major}.{minor}"));
         serde_json::json!({
@@ -99,7 +99,7 @@ impl Examination {
     }
 }
 
-/// What to do, in order. Empty where all is well.
+/// What to do, in order. Empty if all is well.
 pub fn steps(examination: &Examination) -> Vec<AdviceStep> {
     let findings: Vec<&Finding> =
         examination.findings.iter().filter(|finding| finding.severity != Severity::Info).collect();
@@ -141,7 +141,7 @@ fn spoofs(file: &Leftover) -> bool {
 fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<AdviceStep> {
     let mut steps = Vec::new();
     let mut files: Vec<&Leftover> = examination.leftovers.iter().filter(|file| file.movable).collect();
-    // A spoof that unhang installed is wanted until there is a torch that does without.
+    // A spoof that unhang installed is needed until a torch works without it.
     if native_torch(examination).is_some() {
         files.extend(examination.own_profiles.iter().filter(|file| spoofs(file)));
     }
@@ -171,7 +171,7 @@ fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<AdviceStep>
     steps
 }
 
-/// One `unset` for what the files set in this shell, for the spoof, and for all findings whose remedy that is.
+/// One `unset` for the files' variables in this shell, for the spoof, and for every finding with that remedy.
 fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &[&Leftover]) -> Option<AdviceStep> {
     let (mut names, mut ids): (Vec<String>, Vec<&'static str>) = (Vec::new(), Vec::new());
     let mut add = |name: &str| {
@@ -219,7 +219,7 @@ fn native_torch(examination: &Examination) -> Option<&Torch> {
     examination.software.torch.iter().find(|torch| torch.hip.is_some() && holds(&torch.architectures, gfx))
 }
 
-/// The torch for an RDNA1 card: how to use the one that is here, or the ways to one.
+/// The torch for an RDNA1 card: how to use the installed one, or the ways to get one.
 fn about_torch(examination: &Examination) -> Option<AdviceStep> {
     let gfx = affected_chip(examination)?;
     let settles = BY_TORCH.to_vec();
@@ -230,7 +230,7 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
         let way = Way { what: what.to_owned(), recommended: true, commands, confidence: Confidence::Inferred };
         return Some(of_ways(what.to_owned(), vec![way], settles));
     }
-    // What owners report working is left in peace.
+    // A stack that owners report working is left alone.
     if let Some(torch) = loading_torch(examination).filter(|torch| torch.hip_version().is_some_and(|it| it <= (5, 2))) {
         let commands = start_commands(examination, torch);
         let what = format!("Start programs with `unhang run`: it spoofs torch {} for each of them", torch.version);
@@ -267,19 +267,19 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
     Some(of_ways(what.to_owned(), ways, settles))
 }
 
-/// Whether this system's glibc does not load the torch that owners report working under the spoof.
+/// Whether this system's glibc cannot load the torch that owners report working under the spoof.
 fn is_too_new(examination: &Examination) -> bool {
     examination.software.glibc.is_some_and(|version| version > routes::NEWEST_GLIBC)
 }
 
-/// The torch that is built for HIP and loads here.
+/// A torch that is built for HIP and loads here.
 fn loading_torch(examination: &Examination) -> Option<&Torch> {
     let too_new = is_too_new(examination);
     let loads = |torch: &&Torch| !too_new || torch.hip_version().is_some_and(|version| version > (5, 2));
     examination.software.torch.iter().filter(|torch| torch.hip.is_some()).find(loads)
 }
 
-/// The way with a torch that has no code for the card: the one that is here, or the one that owners report working.
+/// The way with a torch without code for the card: the installed one, or the one that owners report working.
 fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
     if let Some(torch) = loading_torch(examination) {
         return Way {
@@ -308,17 +308,17 @@ fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
     Way { what: what.to_owned(), recommended, commands, confidence: Confidence::SeenOnACard }
 }
 
-/// How programs are started with a torch that is here.
+/// How to start programs with an installed torch.
 fn start_commands(examination: &Examination, torch: &Torch) -> Vec<String> {
     install_if_missing(examination, torch).into_iter().chain([RUN.to_owned()]).collect()
 }
 
-/// Installs unhang where a torch is, if it is not there.
+/// Installs unhang next to a torch, if it is missing.
 fn install_if_missing(examination: &Examination, torch: &Torch) -> Option<String> {
     (!torch.unhang).then(|| routes::install_unhang(&torch.path, &examination.wheel))
 }
 
-/// A step of several ways; where there is one only, that is the step.
+/// A step with several ways; a single way is the step itself.
 fn of_ways(what: String, ways: Vec<Way>, settles: Vec<&'static str>) -> AdviceStep {
     let confidence = ways.first().map_or(Confidence::Inferred, |way| way.confidence);
     match <[Way; 1]>::try_from(ways) {
@@ -333,7 +333,7 @@ fn of_ways(what: String, ways: Vec<Way>, settles: Vec<&'static str>) -> AdviceSt
     }
 }
 
-/// Cards that are not RDNA1: MIOpen may fail there too, and that can be found out.
+/// Cards other than RDNA1: MIOpen may fail there too, which a probe shows.
 fn other_cards(examination: &Examination) -> Vec<AdviceStep> {
     let has_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD);
     let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());

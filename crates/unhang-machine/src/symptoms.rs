@@ -1,7 +1,7 @@
-//! What people paste: error messages of torch, ROCm, MIOpen and the kernel, and which section of
-//! `docs/explain.md` explains them.
+//! Error messages of torch, ROCm, MIOpen and the kernel that people paste, and the sections of `docs/explain.md` that
+//! explain them.
 
-/// Words of a message, all of them in it, and the sections that it leads to.
+/// Words that a message must all contain, and the sections for it.
 type Symptom = (&'static [&'static str], &'static [&'static str]);
 
 /// The most telling first. Everything in lower case.
@@ -105,7 +105,7 @@ const SYMPTOMS: &[Symptom] = &[
     ),
 ];
 
-/// What people say in their own words, where nothing in the text is a message that is known.
+/// People's own words, if the text holds no known message.
 const IN_OWN_WORDS: &[Symptom] = &[
     (&["hang"], HANGS),
     (&["hung"], HANGS),
@@ -144,7 +144,7 @@ pub const TOPICS: &[&str] = &[
     "virtual-machine",
 ];
 
-/// How programs that do not use torch name themselves in what they print.
+/// The names by which programs without torch appear in their output.
 const WITHOUT_TORCH: &[&str] = &["llama", "ggml", "gguf", "ollama"];
 /// Sections about the card, the driver and the slot: they hold for any program.
 const ABOUT_THE_CARD: &[&str] = &[
@@ -157,7 +157,7 @@ const ABOUT_THE_CARD: &[&str] = &[
     "virtual-machine",
 ];
 
-/// The command to go on with after a section and the text that led to it, where the doctor's plan has none.
+/// The next command after a section and the text that led to it, if the doctor's plan has none.
 pub fn next_command(section: &str, text: &str) -> &'static str {
     match section {
         "batch-norm-compile" | "triton-writes-zeros" => crate::routes::RUN,
@@ -184,19 +184,19 @@ pub fn next_command(section: &str, text: &str) -> &'static str {
     }
 }
 
-/// Whether a section is about torch. What the doctor knows of torch does not answer a question about another program.
+/// Whether a section is about torch. The doctor's facts about torch do not answer a question about another program.
 pub fn is_about_torch(section: &str) -> bool {
     !["llama-cpp", "framework-refuses-chip"].contains(&section) && !ABOUT_THE_CARD.contains(&section)
 }
 
-/// The sections that a pasted text leads to, most telling first; empty if nothing in it is known.
+/// The sections for a pasted text, most telling first; empty if nothing in it is known.
 pub fn sections_for(text: &str) -> Vec<&'static str> {
     let text = text.to_lowercase();
     let found = sections_of_words(&text);
     if !WITHOUT_TORCH.iter().any(|name| has_beginning(&text, name)) {
         return found;
     }
-    // Such a program brings its own libraries: only what holds for any program holds for it.
+    // Such a program brings its own libraries: only sections for any program apply.
     let mut others = Vec::new();
     for section in found {
         let section = match section {
@@ -211,7 +211,7 @@ pub fn sections_for(text: &str) -> Vec<&'static str> {
     others
 }
 
-/// The sections whose words a text has, in lower case.
+/// The sections whose words a lower-case text contains.
 fn sections_of_words(text: &str) -> Vec<&'static str> {
     let found = of_table(SYMPTOMS, |word| has_beginning(text, word));
     if !found.is_empty() {
@@ -243,7 +243,7 @@ fn of_table(table: &'static [Symptom], is_there: impl Fn(&'static str) -> bool) 
     found
 }
 
-/// Every section that some symptom leads to.
+/// Every section that a symptom leads to.
 pub fn all_sections() -> impl Iterator<Item = &'static str> {
     SYMPTOMS.iter().chain(IN_OWN_WORDS).flat_map(|(_, sections)| sections.iter().copied())
 }
@@ -355,7 +355,7 @@ mod tests {
             ("Segmentation fault (core dumped)", "spoofed-architecture"),
             ("the first epoch is very slow", "miopen-missing-kdb"),
             ("ModuleNotFoundError: No module named 'torch'", "torch-missing"),
-            // A message that is known says more than a single word.
+            // A known message says more than a single word.
             ("it hangs and then: HIP out of memory", "out-of-memory"),
         ] {
             assert_eq!(sections_for(text).first(), Some(&first), "{text}");

@@ -24,7 +24,7 @@ pub const SMALL: usize = 64 * 1024;
 pub const LARGE: usize = 1024 * 1024;
 /// As many links as Linux itself follows before it says ELOOP.
 const MOST_LINKS: usize = 40;
-/// A folder with more entries than this is not one that we expect; the rest is not looked at.
+/// Larger folders are unexpected; the rest of the entries is ignored.
 const MOST_ENTRIES: usize = 4096;
 /// A path longer than this cannot be opened on Linux anyway.
 const MOST_COMPONENTS: usize = 512;
@@ -36,7 +36,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// The variables of this very process. What is not UTF-8 is kept with replacement characters.
+    /// This process's variables. Bytes that are not UTF-8 become replacement characters.
     pub fn of_this_process() -> Environment {
         let text = |text: OsString| text.to_string_lossy().into_owned();
         Environment { variables: std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect() }
@@ -104,7 +104,7 @@ pub enum ReadError {
     /// There is no such file.
     #[error("there is no such file")]
     Missing,
-    /// The file is there and may not be read.
+    /// The file exists but may not be read.
     #[error("permission denied")]
     Denied,
     /// More symbolic links than Linux would follow.
@@ -138,13 +138,13 @@ impl From<std::io::Error> for ReadError {
 pub enum DeviceAccess {
     /// It may be opened for reading and writing.
     Granted,
-    /// It is there and may not be opened.
+    /// It exists but may not be opened.
     Denied,
     /// It is not there.
     Missing,
 }
 
-/// A file that could not be read although it is there: what the doctor could not look at.
+/// A file that exists but could not be read: a gap in the doctor's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The path, as seen from the machine's root.
@@ -153,13 +153,13 @@ pub struct Obstacle {
     pub error: ReadError,
 }
 
-/// A machine to look at: a root folder and the variables of a process on it.
+/// A machine to examine: a root folder and the variables of a process on it.
 #[derive(Debug)]
 pub struct System {
     root: PathBuf,
     environment: Environment,
     obstacles: Mutex<Vec<Obstacle>>,
-    /// Every file that was read, when a bundle is being collected; what the doctor reads is what a bundle holds.
+    /// Every file that was read, while a bundle is collected: a bundle holds what the doctor reads.
     record: Option<Mutex<BTreeMap<PathBuf, Vec<u8>>>>,
 }
 
@@ -169,7 +169,7 @@ impl System {
         System { root: root.to_owned(), environment, obstacles: Mutex::default(), record: None }
     }
 
-    /// The machine that this process runs on; or the one in `UNHANG_ROOT`, if that is set.
+    /// This machine; or the one in `UNHANG_ROOT`, if that is set.
     pub fn host() -> System {
         let environment = Environment::of_this_process();
         match environment.get("UNHANG_ROOT").filter(|root| !root.is_empty()) {
@@ -178,8 +178,8 @@ impl System {
         }
     }
 
-    /// The machine in a folder. If the folder holds a file `environment` (as bundles do), that one speaks; otherwise
-    /// the variables given here.
+    /// The machine in a folder. Its file `environment`, if it has one (as bundles do), gives the variables; otherwise
+    /// those given here.
     pub fn folder(root: &Path, otherwise: Environment) -> System {
         let system = System::new(root, otherwise);
         match system.text("/environment", LARGE) {
@@ -188,7 +188,7 @@ impl System {
         }
     }
 
-    /// Starts to keep a copy of everything that is read from here on.
+    /// Starts keeping a copy of everything that is read.
     pub(crate) fn recording(mut self) -> System {
         self.record = Some(Mutex::default());
         self
@@ -199,7 +199,7 @@ impl System {
         self.record.as_ref().map(|record| record.lock().expect("no panic while held").clone()).unwrap_or_default()
     }
 
-    /// Adds something to what was read: the stand-in for a file too large to keep.
+    /// Adds to what was read: the stand-in for a file too large to keep.
     pub(crate) fn record(&self, path: &Path, content: Vec<u8>) {
         if let Some(record) = &self.record {
             record.lock().expect("no panic while held").insert(path.to_owned(), content);
@@ -211,7 +211,7 @@ impl System {
         &self.root
     }
 
-    /// Whether this is a description of a machine, and not the machine itself. Every output then says so.
+    /// Whether this is a description of a machine, not this machine. Every output then says so.
     pub fn is_folder(&self) -> bool {
         self.root != Path::new("/")
     }
@@ -226,18 +226,18 @@ impl System {
         self.environment.get(name).filter(|value| !value.is_empty())
     }
 
-    /// Whether its cards are emulated ones: this process runs under `unhang card run`.
+    /// Whether its cards are emulated: this process runs under `unhang card run`.
     pub fn has_emulated_card(&self) -> bool {
         !self.is_folder() && self.variable("UNHANG_CARD_ROOT").is_some_and(|root| Path::new(root).is_dir())
     }
 
-    /// The user who called `sudo`, where this process runs by it for somebody else than root.
+    /// The user who called `sudo`, if that is not root.
     pub fn caller_of_sudo(&self) -> Option<&str> {
         self.variable("SUDO_USER").filter(|user| *user != "root")
     }
 
-    /// The machine as the user who called `sudo` sees it: sudo gives a process root's home or the user's, as it is set up.
-    /// Nothing where nobody called it, or the user's home is not known.
+    /// The machine as the user who called `sudo` sees it: depending on its configuration, sudo gives a process root's
+    /// home or the user's. `None` without sudo, or if the user's home is unknown.
     pub fn of_caller_of_sudo(&self) -> Option<System> {
         let user = self.caller_of_sudo()?;
         let passwd = self.text("/etc/passwd", LARGE).ok()?;
@@ -276,12 +276,12 @@ impl System {
         homes
     }
 
-    /// What was there and could not be read.
+    /// What exists but could not be read.
     pub fn obstacles(&self) -> Vec<Obstacle> {
         self.obstacles.lock().expect("no panic while held").clone()
     }
 
-    /// Turns a path on the machine into one that can be opened here, with links resolved inside the root.
+    /// Turns a path on the machine into one to open here, with links resolved inside the root.
     ///
     /// On the machine itself the kernel does that, and better.
     pub fn resolve(&self, path: impl AsRef<Path>) -> Result<PathBuf, ReadError> {
@@ -340,7 +340,7 @@ impl System {
         opened
     }
 
-    /// Reads a file up to a limit; what is beyond it is left away.
+    /// Reads a file up to a limit and ignores the rest.
     pub fn bytes(&self, path: impl AsRef<Path>, limit: usize) -> Result<Vec<u8>, ReadError> {
         let path = path.as_ref();
         let mut file = self.open(path)?;
@@ -368,8 +368,8 @@ impl System {
         Ok(content)
     }
 
-    /// What the end of each of journald's files says, as text, with the file's place. Those that this user may not read are
-    /// passed over: they are root's on most systems. A description holds the text itself.
+    /// The messages at the end of each of journald's files, with the file's path. Files that this user may not read are
+    /// skipped: they are root's on most systems. A description holds the text itself.
     pub fn journals(&self, limit: usize) -> Vec<(String, String)> {
         let mut found = Vec::new();
         for base in ["/var/log/journal", "/run/log/journal"] {
@@ -408,7 +408,7 @@ impl System {
         Ok(String::from_utf8_lossy(&self.bytes(path, limit)?).into_owned())
     }
 
-    /// A small text file without the white space around it; nothing if it is not there or empty.
+    /// A small text file, trimmed; `None` if it is missing or empty.
     pub fn line(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = self.text(path, SMALL).ok()?;
         let text = text.trim();
@@ -443,7 +443,7 @@ impl System {
         self.resolve(path).is_ok_and(|real| real.is_file())
     }
 
-    /// Whether there is anything at all.
+    /// Whether anything exists there.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.resolve(path).is_ok_and(|real| real.exists())
     }
@@ -464,7 +464,7 @@ impl System {
                 DeviceAccess::Granted
             }
         } else if self.has_emulated_card() {
-            // Under `unhang card run` devices are there by being opened; a question to the kernel goes past them.
+            // Under `unhang card run` a device exists only when it is opened; the kernel does not know it.
             if File::open(&real).is_ok() { DeviceAccess::Granted } else { DeviceAccess::Denied }
         } else if !metadata.file_type().is_char_device() {
             DeviceAccess::Missing

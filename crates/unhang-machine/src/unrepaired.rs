@@ -1,4 +1,4 @@
-//! Kernels that the shield could not repair, as the last `unhang run` with a shield left them for the doctor.
+//! Kernels that the shield could not repair, which the last `unhang run` with a shield recorded for the doctor.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub struct UnrepairedKernel {
 pub struct Unrepaired {
     /// The program that was run, without its folder.
     pub program: String,
-    /// Which version of unhang repaired the rest: a later one may repair more.
+    /// The version of unhang that repaired the rest: a later one may repair more.
     pub version: String,
     /// The kernels.
     pub kernels: Vec<UnrepairedKernel>,

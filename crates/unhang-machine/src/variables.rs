@@ -39,9 +39,9 @@ pub fn find(name: &str) -> Option<&'static Variable> {
 pub enum Known {
     /// In the table.
     Described(&'static Variable),
-    /// Read by some version, and not worth a line in the table.
+    /// Some version reads it, but the table leaves it out.
     Exists,
-    /// Nothing reads it; what is true instead, and the name that was perhaps meant.
+    /// Nothing reads it; the truth about it, and the name that was perhaps meant.
     Imaginary {
         /// What is true instead.
         truth: Option<&'static str>,
@@ -74,7 +74,7 @@ pub fn classify(name: &str) -> Known {
         return if listed(NAMES_HSA) { Known::Exists } else { Known::Imaginary { truth: None, meant: nearest(name) } };
     }
     let ours = ["HIP_", "ROCR_", "ROCBLAS_", "PYTORCH_", "UNHANG_", "MIOPEN", "HSA", "AMD_"];
-    // Most variables of a process do not concern us; the search for a near miss is only worth its time for those that may be.
+    // Most variables of a process do not concern us; the search for a near miss is only worthwhile for those that may.
     let misspelt =
         ours.iter().any(|prefix| name.starts_with(prefix)) || name.bytes().any(|byte| byte.is_ascii_lowercase());
     match misspelt.then(|| nearest(name)).flatten() {
@@ -85,7 +85,7 @@ pub fn classify(name: &str) -> Known {
     }
 }
 
-/// Whether a name is any of our business: what the doctor lists and a bundle keeps.
+/// Whether a name concerns us: the doctor lists it and a bundle keeps it.
 pub fn concerns_us(name: &str) -> bool {
     classify(name) != Known::Foreign
 }

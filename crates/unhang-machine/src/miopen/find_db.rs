@@ -21,7 +21,7 @@ pub struct Entry {
     pub algorithm: String,
 }
 
-// Times come from text and are never NaN (parsing refuses it).
+// Times come from text and are never NaN: parsing rejects it.
 impl Eq for Entry {}
 
 /// One problem with its entries.
@@ -103,7 +103,7 @@ pub struct FindDb {
     pub bad: Vec<BadLine>,
 }
 
-/// Reads a find-db. Never fails: what cannot be read is listed as bad.
+/// Reads a find-db. Never fails: unreadable lines are listed as bad.
 pub fn parse(content: &[u8]) -> FindDb {
     let mut database = FindDb::default();
     let mut seen = HashSet::new();

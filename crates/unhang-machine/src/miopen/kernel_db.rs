@@ -14,7 +14,7 @@ use unhang_guard::{Budget, sqlite};
 
 /// No kernel is this large.
 const MOST_BYTES: i64 = 256 * 1024 * 1024;
-/// More kernels than a cache holds.
+/// More kernels than any cache holds.
 const MOST_ROWS: usize = 1_000_000;
 
 /// One compiled kernel.
@@ -44,7 +44,7 @@ pub(crate) struct KernelDb {
     pub bad: Vec<Bad>,
 }
 
-/// What the first 100 bytes tell: whether it is SQLite at all, and whether the file is as long as it says.
+/// What the first 100 bytes show: whether it is SQLite at all, and whether the file has the length that it states.
 pub(crate) fn header_problem(header: &[u8], size: u64) -> Option<String> {
     if size == 0 {
         return None; // SQLite makes an empty file before the first write.
@@ -69,14 +69,14 @@ pub(crate) fn header_problem(header: &[u8], size: u64) -> Option<String> {
 }
 
 impl KernelDb {
-    /// Reads a database: SQLite's own check, then each kernel if it is one of kernels.
+    /// Reads a database: runs SQLite's own check, then checks each kernel if it holds kernels.
     pub(crate) fn read(path: &Path, kernels: bool) -> rusqlite::Result<KernelDb> {
         let mut found = KernelDb::default();
         if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
             return Ok(found);
         }
         let connection = sqlite::open_untrusted(path)?;
-        // First of all: also a check runs what is computed.
+        // Before anything else: even a check runs computed columns.
         if let Some(what) = sqlite::programs_in(&connection)? {
             let problem = format!("it holds {what}, which MIOpen never makes");
             found.bad.push(Bad { row: None, record: None, problem });
@@ -137,14 +137,14 @@ impl KernelDb {
     }
 }
 
-/// Whether a blob is what its hash says; gives its uncompressed size.
+/// Checks a blob against its hash; returns its uncompressed size.
 fn sound(blob: &[u8], uncompressed: u64, hash: &str) -> Result<u64, String> {
     let mut digest = Md5::new();
     let mut length = blob.len() as u64;
     if uncompressed == 0 {
         digest.update(blob);
     } else {
-        // One byte more than promised is enough to know that the promise is wrong; no more than a part is in memory.
+        // One byte more than stated proves the statement wrong; only a part is in memory at a time.
         let mut decoder = bzip2::read::BzDecoder::new(blob).take(uncompressed + 1);
         let mut part = [0; 1 << 14];
         length = 0;

@@ -1,4 +1,4 @@
-//! Removing what is bad, with a backup next to it.
+//! Removes bad records, with a backup next to the file.
 //!
 //! A text file is rewritten next to itself and renamed; rows of a SQLite file are deleted in one transaction; a
 //! SQLite file that is broken as a whole is moved aside (MIOpen makes a new one). The original bytes are always kept.
@@ -16,7 +16,7 @@ use crate::system::System;
 pub struct Repaired {
     /// The file.
     pub path: PathBuf,
-    /// Where the bytes from before are kept; nothing in a dry run.
+    /// The path of the backup; `None` in a dry run.
     pub backup: Option<PathBuf>,
     /// How many records were removed.
     pub removed: usize,
@@ -43,7 +43,7 @@ pub enum RepairError {
         /// SQLite's words.
         source: rusqlite::Error,
     },
-    /// The file is a link; what it points at is not ours to rewrite.
+    /// The file is a link; its target is not ours to rewrite.
     #[error("{}: is a symbolic link and was left alone", path.display())]
     Link {
         /// The file.
@@ -110,7 +110,7 @@ fn real_file(system: &System, path: &Path) -> Result<PathBuf, RepairError> {
     if metadata.is_file() { Ok(real) } else { Err(link) }
 }
 
-/// Copies into a file that must not exist, and makes sure that it is on the disk.
+/// Copies into a new file, and syncs it to disk.
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut source = std::fs::File::open(from)?;
     let mut target = std::fs::OpenOptions::new().write(true).create_new(true).open(to)?;
@@ -146,7 +146,7 @@ fn delete_rows(path: &Path, rows: &[i64]) -> rusqlite::Result<()> {
         rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE | rusqlite::OpenFlags::SQLITE_OPEN_NOFOLLOW,
     )?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
-    // Deleting a row would run the triggers of whoever made the file.
+    // Deleting a row would run triggers that others put into the file.
     unhang_guard::sqlite::harden(&connection, u64::MAX)?;
     let transaction = connection.transaction()?;
     for row in rows {

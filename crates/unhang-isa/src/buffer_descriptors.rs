@@ -18,7 +18,7 @@ use crate::{Instruction, Program, ScalarSet};
 pub(crate) struct OutOfRange {
     /// The access.
     pub index: u32,
-    /// The `s_mov_b32` with the descriptor's word 3 as its literal, where that is all the literal is for.
+    /// The `s_mov_b32` whose literal is the descriptor's word 3, if the literal has no other use.
     pub literal: Option<u32>,
 }
 
@@ -35,7 +35,7 @@ struct Known {
     register: u8,
     /// Bits that are zero.
     zeros: u32,
-    /// The instruction whose literal it holds.
+    /// The instruction that its literal comes from.
     literal: Option<u32>,
 }
 
@@ -69,7 +69,7 @@ fn descriptor(instruction: &Instruction) -> Option<u8> {
     (buffer && !instruction.definition.operands().is_empty()).then(|| (instruction.high_bits(16, 5) * 4) as u8)
 }
 
-/// The registers whose values can get into words 1 and 3 of descriptors.
+/// The registers whose values can reach words 1 and 3 of descriptors.
 fn followed(program: &Program) -> ScalarSet {
     let mut followed = ScalarSet::EMPTY;
     for first in program.instructions.iter().filter_map(descriptor) {
@@ -97,10 +97,10 @@ fn followed(program: &Program) -> ScalarSet {
 struct Walk<'a> {
     program: &'a Program,
     followed: ScalarSet,
-    /// Literals that something else than a descriptor may be made of.
+    /// Literals that may be used for something other than a descriptor.
     escaped: BTreeSet<u32>,
     found: Vec<OutOfRange>,
-    /// How often it may still be asked whether a register is read again.
+    /// How many more questions whether a register is read again are allowed.
     questions: u32,
 }
 
@@ -108,7 +108,7 @@ struct Walk<'a> {
 const MOST_QUESTIONS: u32 = 64;
 
 impl Walk<'_> {
-    /// What is known at the start of each block; nothing of those that are never reached.
+    /// What is known at the start of each block; nothing for unreachable ones.
     fn solve(&mut self) -> Vec<Option<State>> {
         let program = self.program;
         let mut entries: Vec<Option<State>> = vec![None; program.blocks.len()];
@@ -134,8 +134,8 @@ impl Walk<'_> {
         entries
     }
 
-    /// What is known where two paths meet. A literal that comes along only one of them cannot be followed further, unless
-    /// nobody reads the register again.
+    /// What is known where two paths meet. A literal from only one of them is dropped, unless nobody reads the register
+    /// again.
     fn unite(&mut self, block: usize, one: &State, other: &State) -> State {
         let find = |state: &State, register| state.iter().find(|it| it.register == register).copied();
         for (known, others) in one.iter().map(|it| (it, other)).chain(other.iter().map(|it| (it, one))) {
@@ -183,7 +183,7 @@ impl Walk<'_> {
     fn step(&mut self, state: &mut State, index: u32, instruction: &Instruction) {
         let effects = instruction.effects(self.program.wave64);
         let writes = effects.writes | effects.mask_writes;
-        // Relative moves and calls reach any register, and a return takes them along.
+        // Relative moves and calls reach any register, and a return passes them on.
         let anything = instruction.definition.mnemonic.starts_with("s_movrel") || instruction.is_call();
         let leaves = instruction.ends_block_for_good() && instruction.definition.mnemonic.starts_with("s_setpc");
         let in_descriptor = descriptor(instruction).or_else(|| scalar_descriptor(instruction)).map(|first| first + 3);
@@ -192,7 +192,7 @@ impl Walk<'_> {
         for known in state.iter().filter(|it| it.literal.is_some()) {
             let register = ScalarSet::range(known.register, 1);
             let reads = effects.reads.meets(register) && !copies && in_descriptor != Some(known.register);
-            // As an offset for all lanes it is a number and no descriptor.
+            // As an offset for all lanes it is a number, not a descriptor.
             let counts =
                 in_descriptor.is_some() && descriptor(instruction).is_some() && offset(instruction) == known.register;
             if reads || counts || anything || leaves || keeps_some && writes.meets(register) {
@@ -223,7 +223,7 @@ fn scalar_descriptor(instruction: &Instruction) -> Option<u8> {
     loads.then(|| instruction.bits(0, 6) as u8 * 2)
 }
 
-/// What an instruction writes, as far as it is known: nothing, one register or two.
+/// The known effects of an instruction: none, one register or two.
 fn result(state: &State, index: u32, instruction: &Instruction) -> Vec<Known> {
     let operand = |field| instruction.definition.operand(field).map(|slot| instruction.operand(slot));
     let Some(OperandValue::Scalar(register)) = operand(Field::Destination) else { return Vec::new() };
@@ -265,8 +265,8 @@ fn result(state: &State, index: u32, instruction: &Instruction) -> Vec<Known> {
     Vec::new()
 }
 
-/// The code with each such descriptor made to check offsets against NUM_RECORDS, where word 3 is a literal that nothing else uses;
-/// `None` if there is none to change.
+/// The code with each such descriptor changed to check offsets against NUM_RECORDS, if word 3 is a literal without
+/// another use; `None` if nothing can be changed.
 pub(crate) fn with_checked_offsets(program: &Program, code: &[u8]) -> Option<Vec<u8>> {
     let literals: BTreeSet<u32> = out_of_range(program).iter().filter_map(|it| it.literal).collect();
     let mut changed = None;

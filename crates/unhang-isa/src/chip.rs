@@ -30,7 +30,7 @@ pub enum Chip {
     Gfx1036,
 }
 
-/// LLVM's names for the bugs of gfx101x around which it works when it compiles for these chips, and not for gfx1030.
+/// LLVM's names for the bugs of gfx101x that it works around when it compiles for these chips, and not for gfx1030.
 ///
 /// Each is an option of clang: `-Xclang -target-feature -Xclang +NAME`.
 pub const WORK_AROUND_FEATURES: [&str; 12] = [
@@ -108,8 +108,8 @@ impl Chip {
         matches!(self, Chip::Gfx1010 | Chip::Gfx1011 | Chip::Gfx1012 | Chip::Gfx1013)
     }
 
-    /// The RDNA1 chip of an AMD display controller by its PCI device id, from the kernel's amdgpu driver: what there is to
-    /// go by where KFD does not name the chip (before Linux 5.17).
+    /// The RDNA1 chip of an AMD display controller by its PCI device id, from the kernel's amdgpu driver: for kernels
+    /// before Linux 5.17, whose KFD does not name the chip.
     pub fn rdna1_by_pci_device(device: u16) -> Option<Chip> {
         match device {
             0x7310 | 0x7312 | 0x7318..=0x731b | 0x731e | 0x731f => Some(Chip::Gfx1010),

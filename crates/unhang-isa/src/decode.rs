@@ -13,7 +13,7 @@ const MAX_WORDS: usize = 5;
 /// Why bytes are not an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// The bytes end within the instruction.
+    /// The bytes end inside the instruction.
     #[error("the code ends inside an instruction")]
     Truncated,
     /// No chip of the family, or not this one, has such an instruction.
@@ -21,10 +21,10 @@ pub enum DecodeError {
     Unknown {
         /// The first word of the instruction.
         word: u32,
-        /// The chip for which it was read.
+        /// The chip that it was decoded for.
         chip: Chip,
     },
-    /// The instruction exists but a field holds a number that means nothing there.
+    /// The instruction exists, but a field holds a meaningless number.
     #[error("the instruction {mnemonic} with first word {word:#010x} has a field that means nothing")]
     BadField {
         /// The first word of the instruction.
@@ -58,7 +58,7 @@ pub struct Instruction {
     words: [u32; MAX_WORDS],
 }
 
-/// Whether a source field asks for the 32-bit constant after the instruction.
+/// Whether a source field uses the 32-bit constant after the instruction.
 const LITERAL: u32 = 255;
 
 /// Reads the instruction at the start of `bytes` as `chip` would.
@@ -76,7 +76,7 @@ pub fn decode(bytes: &[u8], chip: Chip) -> Result<Instruction, DecodeError> {
         _ => None,
     };
     let first = word(0).ok_or(DecodeError::Truncated)?;
-    // Nothing is decided by it unless the instruction has a second word, and then it is asked for below.
+    // It only matters if the instruction has a second word, and then it is checked below.
     let second = word(1).unwrap_or(0);
     let (format, opcode, mut count) = classify(first, second);
     let definition = look_up(chip, format, opcode).ok_or(DecodeError::Unknown { word: first, chip })?;
@@ -90,7 +90,7 @@ pub fn decode(bytes: &[u8], chip: Chip) -> Result<Instruction, DecodeError> {
                 count = 2;
             }
             let source = first & 0x1ff;
-            // Most sources are vector registers, and none of what follows can be one.
+            // Most sources are vector registers, for which none of the following applies.
             if source < 256 && shape & shape::SOURCE_0 != 0 {
                 match source {
                     LITERAL => count = 2,
@@ -166,7 +166,7 @@ fn classify(first: u32, second: u32) -> (Format, u16, usize) {
             _ => (Format::Sop2, bits(23, 7), 1),
         };
     }
-    // A number that no table holds stands for encodings that gfx10 does not have.
+    // A number in no table marks encodings that gfx10 lacks.
     const NOTHING: u16 = u16::MAX;
     match first >> 26 {
         0b110010 => (Format::Vintrp, 0, 1),
@@ -215,7 +215,7 @@ impl Instruction {
         self.words[1]
     }
 
-    /// The 32-bit constant at its end; meaningless unless an operand asks for it.
+    /// The 32-bit constant at its end; meaningless unless an operand uses it.
     #[inline]
     pub fn literal(&self) -> u32 {
         self.words[self.word_count as usize - 1]
@@ -308,7 +308,7 @@ impl Instruction {
             }
             OperandKind::Vector => OperandValue::Vector(number as u8),
             OperandKind::Scalar => OperandValue::Scalar(number as u8 & 127),
-            // `decode` has made sure that these mean something.
+            // `decode` has checked that these are valid.
             OperandKind::Either => self.source(slot.field).unwrap_or(OperandValue::Integer(0)),
         }
     }

@@ -1,4 +1,4 @@
-//! What an instruction reads and writes, as far as the hazards ask: scalar registers, EXEC, and which unit runs it.
+//! What an instruction reads and writes, as far as hazards need it: scalar registers, EXEC, and the unit that runs it.
 
 use crate::registers::number;
 use crate::table::{Class, Field, Flow, Format, OperandKind, Width};
@@ -9,7 +9,7 @@ use crate::{Instruction, Modifier, ScalarSet};
 pub struct Effects {
     /// The unit that executes it.
     pub class: Class,
-    /// Scalar registers that it reads, EXEC among them where the lanes decide what it does.
+    /// Scalar registers that it reads, including EXEC if the lanes matter to it.
     pub reads: ScalarSet,
     /// Scalar registers that it names as destinations.
     pub writes: ScalarSet,
@@ -68,13 +68,14 @@ impl Instruction {
         matches!(self.definition.flow, Flow::Branch | Flow::Jump | Flow::JumpRegister)
     }
 
-    /// Whether it is a call: it keeps the address of the next instruction and goes elsewhere.
+    /// Whether it is a call: it stores the address of the next instruction and jumps.
     #[inline]
     pub fn is_call(&self) -> bool {
         self.definition.flow == Flow::Call
     }
 
-    /// Whether nothing follows it: the program or the function ends here, or goes on elsewhere without condition.
+    /// Whether control never reaches the next instruction: the program or the function ends here, or jumps without
+    /// condition.
     #[inline]
     pub fn ends_block_for_good(&self) -> bool {
         matches!(self.definition.flow, Flow::Jump | Flow::JumpRegister | Flow::End)

@@ -55,24 +55,24 @@ pub struct CodeObject<'a> {
     bytes: &'a [u8],
     /// The ELF flags: the chip in the low byte, then xnack and sramecc.
     pub flags: u32,
-    /// The functions: kernels and what they call.
+    /// The functions: kernels and their callees.
     pub functions: Vec<Function<'a>>,
     /// The note with the metadata (msgpack), if there is one.
     pub metadata: Option<&'a [u8]>,
-    /// Every kernel descriptor, those of kernels that share their code with another one among them.
+    /// Every kernel descriptor, including those of kernels that share their code with another one.
     pub(crate) descriptors: Vec<KernelDescriptor>,
     /// The mode of functions that are called.
     called: Mode,
-    /// The most lanes of workgroups by the names of kernels, when somebody asks.
+    /// The most lanes of workgroups by kernel name, read on demand.
     workgroup_limits: OnceLock<Vec<(Box<str>, u32)>>,
 }
 
-/// A stretch of a code object that a loader copies into memory.
+/// A segment that a loader copies into memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// The virtual address.
     pub address: u64,
-    /// Bytes in memory; what the file does not give is zero.
+    /// Bytes in memory; what the file lacks is zero.
     pub memory_size: u64,
     /// Bytes of the file.
     pub contents: &'a [u8],
@@ -93,7 +93,7 @@ pub struct Function<'a> {
     pub descriptor: Option<KernelDescriptor>,
 }
 
-/// The 64 bytes by which the command processor starts a kernel.
+/// The 64 bytes from which the command processor starts a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelDescriptor {
     /// Bytes of local data share that it always takes.
@@ -128,7 +128,7 @@ impl KernelDescriptor {
     /// The bit of `COMPUTE_PGM_RSRC1` for workgroup-processor mode.
     pub(crate) const WORKGROUP_PROCESSOR_MODE: u32 = 1 << 29;
 
-    /// Reads a descriptor; `None` if there are fewer than its 64 bytes.
+    /// Reads a descriptor; `None` if fewer than its 64 bytes are there.
     pub fn parse(bytes: &[u8], file_offset: usize, address: u64) -> Option<KernelDescriptor> {
         Some(KernelDescriptor {
             group_segment_size: u32_at(bytes, 0)?,
@@ -250,14 +250,14 @@ impl<'a> CodeObject<'a> {
         Ok(object)
     }
 
-    /// The chip that the header of a code object names, without a look at the rest; `None` if it is not of the gfx10
-    /// family, or no code object.
+    /// The chip that a code object's header names, without reading the rest; `None` if it is not of the gfx10 family,
+    /// or no code object.
     pub fn chip_of(bytes: &[u8]) -> Option<Chip> {
         let gpu = bytes.starts_with(b"\x7fELF\x02\x01") && u16_at(bytes, 18)? == MACHINE_AMDGPU;
         Chip::from_machine(u32_at(bytes, 48).filter(|_| gpu)? as u8)
     }
 
-    /// The chip that the code of a retagged object was really compiled for, if [`mark`] knew it.
+    /// The true chip of a retagged object's code, if [`mark`] recorded it.
     pub fn marked_chip(bytes: &[u8]) -> Option<Chip> {
         let (name, machine) = bytes.get(MARK)?.split_at_checked(MARK_NAME.len())?;
         Chip::from_machine(*machine.first()?).filter(|_| name == MARK_NAME)
@@ -268,8 +268,8 @@ impl<'a> CodeObject<'a> {
         Chip::from_machine(self.flags as u8)
     }
 
-    /// The mode in which a function runs. What is called runs in the mode of its callers; where they differ, the mode in
-    /// which more can go wrong is taken.
+    /// The mode in which a function runs. Callees run in their callers' mode; if those differ, the mode in which more
+    /// can go wrong is used.
     pub fn mode_of(&self, function: &Function<'_>) -> Mode {
         function.descriptor.map_or(self.called, |descriptor| Mode {
             workgroup_processor: descriptor.workgroup_processor_mode(),
@@ -277,7 +277,7 @@ impl<'a> CodeObject<'a> {
         })
     }
 
-    /// The most lanes that a workgroup of a kernel may have, as the metadata says; 1024 if it does not.
+    /// The most lanes of a kernel's workgroup, from the metadata; 1024 if it does not say.
     pub(crate) fn workgroup_limit(&self, kernel: &str) -> u32 {
         const MOST: u32 = 1024;
         let limits = self.workgroup_limits.get_or_init(|| self.metadata.map(workgroup_limits).unwrap_or_default());
@@ -356,7 +356,7 @@ impl<'a> CodeObject<'a> {
             }
         }
         self.descriptors = descriptors.into_iter().map(|(_, descriptor)| descriptor).collect();
-        // One stretch of code is looked at once, whatever it is called; a hostile table could name it a million times.
+        // The same code is examined once under all of its names; a hostile table could name it a million times.
         self.functions.sort_by_key(|function| (function.address, std::cmp::Reverse(function.code.len())));
         let mut end = 0;
         self.functions.retain(|function| {
@@ -380,7 +380,7 @@ fn is_in_a_section(place: usize) -> bool {
     place != 0 && place < 0xff00
 }
 
-/// Where functions and data begin, by section and address, if a function lacks its size; and nothing if none does.
+/// The starts of functions and data, by section and address, if a function lacks its size; otherwise nothing.
 fn ends_of_functions(sections: &[Section], table: &[u8]) -> Vec<(usize, u64)> {
     let symbols = || {
         table.chunks_exact(24).filter_map(|entry| {

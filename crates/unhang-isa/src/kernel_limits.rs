@@ -1,9 +1,9 @@
-//! The one thing that repair asks a code object's metadata for: how many lanes a workgroup of a kernel may have.
+//! The only metadata that repair reads from a code object: how many lanes a workgroup of a kernel may have.
 //!
 //! The metadata is msgpack. Only maps, arrays, strings and whole numbers matter; everything else is stepped over.
 
-/// The names of kernels with the most lanes of their workgroups (`.max_flat_workgroup_size`), in the order of the names.
-/// What is damaged is left out.
+/// The names of kernels with the most lanes of their workgroups (`.max_flat_workgroup_size`), sorted by name. Damaged
+/// entries are left out.
 pub(crate) fn workgroup_limits(metadata: &[u8]) -> Vec<(Box<str>, u32)> {
     let mut found = Vec::new();
     let _ = read_root(&mut Reader { rest: metadata }, &mut found);
@@ -79,7 +79,7 @@ impl<'a> Reader<'a> {
         Some(Value::Other)
     }
 
-    /// The next value; of maps and arrays only the count.
+    /// The next value; for maps and arrays only the count.
     fn next(&mut self) -> Option<Value<'a>> {
         let tag = self.take(1)?[0];
         Some(match tag {
@@ -112,14 +112,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Steps over what belongs to a value that was read.
+    /// Skips the contents of a value that was read.
     fn skip_children(&mut self, value: Value<'_>) -> Option<()> {
         let children = |value: Value<'_>| match value {
             Value::Map(count) => 2 * count as u64,
             Value::Array(count) => count as u64,
             _ => 0,
         };
-        // Counted and not recursed, however deep it is; each step takes at least one byte.
+        // A counter instead of recursion, for any depth; each step takes at least one byte.
         let mut open = children(value);
         while open > 0 {
             open += children(self.next()?);

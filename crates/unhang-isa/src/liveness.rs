@@ -1,10 +1,10 @@
-//! Whether a value is still wanted.
+//! Whether a value is still needed.
 
 use crate::registers::{OperandValue, special};
 use crate::table::Flow;
 use crate::{Instruction, Program, ScalarSet};
 
-/// Values that somebody may want.
+/// Values that may be needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Values {
     /// Scalar registers, VCC among them.
@@ -23,11 +23,11 @@ impl Values {
     }
 }
 
-/// Whether nobody reads any of the values from an instruction on before it is written anew, on any path.
+/// Whether no path from an instruction on reads any of the values before they are overwritten.
 pub(crate) fn are_dead(program: &Program, index: usize, values: Values) -> bool {
     let start = program.blocks.partition_point(|block| block.first as usize <= index).checked_sub(1);
     let Some(start) = start.filter(|&start| index < program.blocks[start].end as usize) else { return false };
-    // What was asked for at the start of each block.
+    // The values asked for at the start of each block.
     let mut asked = vec![Values::default(); program.blocks.len()];
     let mut work = vec![(start, index, values)];
     while let Some((number, from, mut open)) = work.pop() {
@@ -37,7 +37,7 @@ pub(crate) fn are_dead(program: &Program, index: usize, values: Values) -> bool 
                 return false;
             }
             open = without_written(instruction, open, program.wave64);
-            // Who calls, returns or jumps elsewhere may take it along; who ends does not.
+            // A call, return or jump elsewhere may pass it on; an end does not.
             let leaves = match instruction.definition.flow {
                 Flow::JumpRegister => block.successors[1].is_none(),
                 Flow::Call => true,
@@ -71,11 +71,11 @@ fn reads(instruction: &Instruction, values: Values, wave64: bool) -> bool {
     scalars || values.scc && (instruction.definition.reads_scc || names(special::SCC))
 }
 
-/// What is left to ask for behind an instruction.
+/// The values still to follow after an instruction.
 fn without_written(instruction: &Instruction, values: Values, wave64: bool) -> Values {
     let mut left = values;
     left.scc &= !instruction.definition.writes_scc;
-    // What is written only under a condition is not gone.
+    // A conditional write does not end a value.
     if !instruction.definition.reads_scc || instruction.definition.writes_scc {
         let effects = instruction.effects(wave64);
         left.scalars.0 &= !(effects.writes | effects.mask_writes).0;

@@ -15,7 +15,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// The first word of this instruction with a 16-bit constant; for SOPP only.
+    /// The first word of this instruction with a 16-bit constant; only for SOPP.
     pub(crate) const fn with_immediate(self, immediate: u16) -> u32 {
         assert!(matches!(self.format, Format::Sopp), "only SOPP is a number and a constant");
         0xbf80_0000 | (self.number as u32) << 16 | immediate as u32

@@ -19,7 +19,7 @@ use crate::registers::OperandValue;
 use crate::table::Field;
 use crate::{Instruction, ScalarSet};
 
-/// Where the offset of a reference stands in the code.
+/// Where a reference's offset is in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// In `s_add_u32` and `s_addc_u32`, 32 bits each.
@@ -35,9 +35,9 @@ pub(crate) struct Reference {
     pub get: u32,
     /// Where the offset stands.
     pub form: Form,
-    /// From the end of `s_getpc_b64` to what is meant, in bytes.
+    /// The bytes from the end of `s_getpc_b64` to the target.
     pub offset: i64,
-    /// The `s_setpc_b64` that go there at once.
+    /// The `s_setpc_b64` that jump there directly.
     pub jumps: [Option<u32>; 2],
     /// The registers that hold parts of it.
     pub registers: ScalarSet,
@@ -47,7 +47,7 @@ pub(crate) struct Reference {
     entry: Option<u32>,
 }
 
-/// How far the last part may stand from `s_getpc_b64`.
+/// The maximal distance of the last part from `s_getpc_b64`.
 const REACH: usize = 32;
 
 /// What an operand names.
@@ -70,7 +70,7 @@ fn scalar(instruction: &Instruction, field: Field) -> Option<u8> {
     }
 }
 
-/// `s_add_i32` of two constants, the second of which is in the instruction's own word: two literals would share one.
+/// `s_add_i32` of two constants, the second of them inline: two literals would share one word.
 struct Sum {
     temporary: u8,
     sum: i32,
@@ -88,11 +88,11 @@ fn sum(instruction: &Instruction) -> Option<Sum> {
     Some(Sum { temporary: scalar(instruction, Field::Destination)?, sum: base.wrapping_add(addend), addend })
 }
 
-/// The reference that begins with the `s_getpc_b64` at `get`, if it is one of the known forms.
+/// The reference that begins with the `s_getpc_b64` at `get`, if it has one of the known forms.
 pub(crate) fn find(instructions: &[Instruction], get: usize, wave64: bool) -> Option<Reference> {
     let pair = scalar(instructions.get(get)?, Field::Destination)?;
     let mut walk = Walk { instructions, get, wave64, pair, registers: ScalarSet::range(pair, 2), carry: false };
-    // Of Tensile's, the first part does not concern itself with the pair.
+    // In Tensile's form, the first part does not touch the pair.
     let first = walk.next(get + 1)?;
     let first = (get + 1..first).find(|&index| sum(&instructions[index]).is_some()).unwrap_or(first);
     if let Some(low) = walk.sums(first, S_ADD_U32, pair) {
@@ -142,7 +142,7 @@ struct Walk<'a> {
     wave64: bool,
     pair: u8,
     registers: ScalarSet,
-    /// Whether SCC holds something that is still wanted.
+    /// Whether SCC is still needed.
     carry: bool,
 }
 
@@ -160,7 +160,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The first instruction from `from` on that concerns itself with the registers, or with the carry.
+    /// The first instruction from `from` on that uses the registers or the carry.
     fn next(&self, from: usize) -> Option<usize> {
         let end = self.instructions.len().min(self.get + REACH);
         (from..end).find(|&index| {
@@ -175,7 +175,7 @@ impl Walk<'_> {
         })
     }
 
-    /// The next part behind one that leaves something in SCC.
+    /// The next part after one that sets SCC.
     fn after_carry(&self, index: usize) -> Option<usize> {
         Walk { carry: true, ..*self }.next(index + 1)
     }

@@ -17,19 +17,19 @@ pub enum ProgramError {
         /// What is wrong there.
         source: DecodeError,
     },
-    /// The function is longer than any branch or descriptor could ask for.
+    /// The function is longer than any branch or descriptor could need.
     #[error("the function has {0} bytes; more than {max} are not looked at", max = Program::MAX_BYTES)]
     TooLong(usize),
 }
 
-/// A run of instructions that is entered at its start and left at its end.
+/// Instructions that are entered at the first and left at the last.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
     /// The first instruction.
     pub first: u32,
     /// One past the last instruction.
     pub end: u32,
-    /// Where control can go from its end.
+    /// The blocks that can follow it.
     pub successors: [Option<u32>; 2],
 }
 
@@ -46,7 +46,7 @@ pub struct Program {
     pub offsets: Vec<u32>,
     /// The basic blocks in order; the first is the entry.
     pub blocks: Vec<Block>,
-    /// Jumps through a register whose target is not known, returns among them.
+    /// Jumps through a register with an unknown target, including returns.
     pub unresolved_jumps: u32,
     /// Branches that leave the function or land inside an instruction.
     pub stray_branches: u32,
@@ -107,19 +107,20 @@ impl Program {
         self.offsets.binary_search(&offset).ok().map(|index| index as u32)
     }
 
-    /// Where a relative branch goes, as an instruction index.
+    /// The target of a relative branch, as an instruction index.
     pub(crate) fn branch_target(&self, index: usize) -> Option<u32> {
         let instruction = &self.instructions[index];
         let target = self.offsets[index] as i64 + instruction.size() as i64 + instruction.branch_distance()?;
         self.index_at(usize::try_from(target).ok()?)
     }
 
-    /// What a reference means, in bytes from the start of the function.
+    /// A reference's target, in bytes from the start of the function.
     pub(crate) fn referred(&self, reference: &Reference) -> i64 {
         (self.offsets[reference.get as usize] as i64 + 4).wrapping_add(reference.offset)
     }
 
-    /// Understands the uses of `s_getpc_b64`, given where relative branches go, and adds where long branches go.
+    /// Resolves the uses of `s_getpc_b64`, given the targets of relative branches, and adds the targets of long
+    /// branches.
     fn find_references(&mut self, gets: &[u32], targets: &mut Vec<(u32, u32)>) {
         let mut landings: Vec<u32> = targets.iter().map(|&(_, target)| target).collect();
         landings.sort_unstable();
@@ -134,7 +135,7 @@ impl Program {
             let target = usize::try_from(self.referred(reference)).ok().and_then(|target| self.index_at(target));
             long.extend(reference.jumps.into_iter().flatten().filter_map(|jump| Some((jump, target?))));
         }
-        // A long branch into the parts of another takes that one's meaning away.
+        // A long branch into the parts of another one invalidates that one.
         let mut landings: Vec<u32> = long.iter().map(|&(_, target)| target).collect();
         landings.sort_unstable();
         let (entered, whole): (Vec<_>, Vec<_>) =

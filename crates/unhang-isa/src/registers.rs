@@ -12,7 +12,7 @@ pub(crate) mod number {
     pub(crate) const EXEC: u8 = 126;
 }
 
-/// Codes of the read-only values that hazards and liveness ask for.
+/// Codes of the read-only values that hazards and liveness use.
 pub(crate) mod special {
     pub(crate) const VCCZ: u8 = 251;
     pub(crate) const SCC: u8 = 253;
@@ -48,7 +48,7 @@ impl ScalarSet {
         self.0 == 0
     }
 
-    /// Whether both hold a register in common.
+    /// Whether the two sets share a register.
     #[inline]
     pub fn meets(self, other: ScalarSet) -> bool {
         self.0 & other.0 != 0
@@ -98,7 +98,7 @@ pub enum OperandValue {
 }
 
 impl OperandValue {
-    /// What the nine bits of a source field mean; `None` for numbers that mean nothing.
+    /// What the nine bits of a source field mean; `None` for invalid numbers.
     #[inline]
     pub fn from_field(field: u16, literal: u32) -> Option<OperandValue> {
         Some(match field {
@@ -144,7 +144,7 @@ impl OperandValue {
     }
 }
 
-/// A 32-bit constant that a field could have held as well; assembly prints it as such.
+/// A 32-bit constant that would also fit in the field; assembly marks it.
 fn small_number(value: u32) -> Option<OperandValue> {
     const FLOATS: [f32; 8] = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0];
     let signed = value as i32;

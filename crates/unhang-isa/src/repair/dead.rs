@@ -1,4 +1,4 @@
-//! Vector registers that hold nothing wanted at an instruction, for kernels that use all they can have.
+//! Finds vector registers that are free at an instruction, in kernels that use all registers they can have.
 //!
 //! Only the block around the instruction is looked at, and only as far as EXEC stays the same: lanes that are off keep what
 //! they hold, so that a later write under another mask would not cover what was changed here.
@@ -18,8 +18,8 @@ enum Known {
     Taken,
 }
 
-/// `count` vector registers that may be written at an instruction: behind it each is overwritten completely before anybody
-/// reads it, and before it each was last touched by arithmetic, so that no load into it is still under way.
+/// `count` vector registers that may be written at an instruction: after it each is overwritten completely before it is
+/// read, and before it each was last used by arithmetic, so that no load into it is in flight.
 pub(super) fn registers(program: &Program, index: usize, count: u32) -> Option<Vec<u8>> {
     let block = program.blocks.iter().find(|block| (block.first as usize..block.end as usize).contains(&index))?;
     let own = accesses(program.instructions.get(index)?, program.wave64)?;
@@ -72,7 +72,7 @@ fn before(instructions: &[Instruction], wave64: bool) -> [Known; REGISTERS] {
 struct Access {
     first: u8,
     count: u8,
-    /// Whether nothing is left of what they held.
+    /// Whether their old contents are gone.
     overwrites: bool,
 }
 
@@ -86,7 +86,7 @@ impl Access {
     }
 }
 
-/// What an instruction does to vector registers; nothing if the code does not show it.
+/// What an instruction does to vector registers; `None` if the code does not show it.
 fn accesses(instruction: &Instruction, wave64: bool) -> Option<Vec<Access>> {
     let is_memory = match instruction.format() {
         Format::Mimg | Format::Mtbuf | Format::Exp | Format::Vintrp => return None,
@@ -115,8 +115,8 @@ fn is_arithmetic(instruction: &Instruction) -> bool {
     matches!(instruction.format(), Format::Vop1 | Format::Vop2 | Format::Vop3 | Format::Vop3p | Format::Vopc)
 }
 
-/// Whether an instruction overwrites all of its destination in every lane that is on: arithmetic of whole registers that does
-/// not add to its destination, and plain loads.
+/// Whether an instruction overwrites its whole destination in every active lane: arithmetic on whole registers that
+/// does not accumulate, and plain loads.
 fn overwrites(instruction: &Instruction) -> bool {
     let name = instruction.definition.base_name();
     if !is_arithmetic(instruction) {

@@ -9,10 +9,10 @@ use crate::registers::OperandValue;
 /// `s_nop 0`
 pub(super) const NOP: u32 = S_NOP.with_immediate(0);
 
-/// The field's number that asks for the constant behind the instruction.
+/// The field value for the constant after the instruction.
 const LITERAL: u32 = 255;
 
-/// A source: the number in its field, and the constant behind the instruction if the field asks for it.
+/// A source: its field, and the constant after the instruction if the field uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Operand {
     field: u32,
@@ -29,8 +29,8 @@ impl Operand {
         Operand { field: if value < 0 { 192 - value } else { 128 + value } as u32, literal: 0 }
     }
 
-    /// A source of another instruction. Where that one works on packed halves, its floating-point constants have their
-    /// value in the lower half, and zero in the upper one.
+    /// A source of another instruction. If that works on packed halves, its floating-point constants have their value
+    /// in the lower half, and zero in the upper one.
     pub(super) fn of(value: OperandValue, is_packed_half: bool) -> Option<Operand> {
         Some(match value {
             OperandValue::Vector(register) => Operand::vector(register as u32),
@@ -69,7 +69,7 @@ pub(super) fn short(opcode: Opcode, to: u32, first: u32, second: u32) -> u32 {
 
 /// A long instruction; `select` chooses the upper halves of sources.
 pub(super) fn long(opcode: Opcode, to: u32, sources: [Operand; 3], select: u32, clamp: bool) -> Vec<u32> {
-    // Whoever has two sources has nothing in the field of the third.
+    // An instruction with two sources leaves the third's field empty.
     let third = if opcode == long_form::V_SUB_NC_I32
         || opcode == long_form::V_ADD_NC_I32
         || opcode == long_form::V_ADD_NC_U32

@@ -18,7 +18,7 @@ use crate::registers::{OperandValue, number};
 use crate::table::{Field, Flow, Format};
 use crate::{Chip, Instruction, Modifier, Program, ProgramError, ScalarSet};
 
-/// A stretch of code that was changed.
+/// A range of changed code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
     /// Bytes from the start of the function.
@@ -57,7 +57,7 @@ pub fn repair_in_place(
     let mut program = Program::decode(&work.code, target, wave64)?;
     let mut findings = audit(&program, chip, context);
     let before = Hazards::count(&findings);
-    // Each finding is tried once; those that are left keep their place in the list as others go.
+    // Each finding is tried once; those that are left keep their index as others go.
     let mut place = 0;
     while let Some(&finding) = findings.get(place) {
         let candidates = work.candidates(&program, finding);
@@ -87,7 +87,7 @@ impl Work {
         self.code[at.clone()].copy_from_slice(&patch.bytes);
         if let Ok(program) = Program::decode(&self.code, self.target, self.wave64) {
             let left = audit(&program, self.chip, self.context);
-            // Code may have moved by a word, so findings are compared by rule and number, not by place.
+            // Code may have moved by a word, so findings are compared by rule and number, not by offset.
             let (now, then) = (Hazards::count(&left), Hazards::count(findings));
             if left.len() < findings.len() && Rule::ALL.iter().all(|&rule| now.get(rule) <= then.get(rule)) {
                 self.patches.push(patch);
@@ -98,7 +98,7 @@ impl Work {
         None
     }
 
-    /// What could repair a finding, the likeliest first.
+    /// Possible repairs of a finding, the likeliest first.
     fn candidates(&self, program: &Program, finding: Finding) -> Vec<Patch> {
         let index = finding.index as usize;
         let rule = finding.rule;

@@ -10,7 +10,7 @@ use crate::audit::Hazards;
 pub struct Options {
     /// The chip on which the code will run.
     pub chip: Chip,
-    /// Whether nothing may change its size: then nothing is laid out anew, and some findings stay.
+    /// Whether its size must stay: then no function is rebuilt, and some findings stay.
     pub keep_size: bool,
 }
 
@@ -41,7 +41,7 @@ impl Treatment {
 pub struct FunctionRepair {
     /// Its name.
     pub name: String,
-    /// Whether it is a kernel, and not something that kernels call.
+    /// Whether it is a kernel, not a function that kernels call.
     pub is_kernel: bool,
     /// What was done.
     pub treatment: Treatment,

@@ -16,10 +16,10 @@ pub enum Reason {
     /// A branch leaves the function, or lands inside an instruction.
     #[error("a branch leaves the function or lands inside an instruction")]
     StrayBranch,
-    /// Its last instruction goes on into whatever stands behind it.
+    /// Its last instruction continues into whatever follows it.
     #[error("it runs on into what stands behind it, which would stand elsewhere")]
     RunsOn,
-    /// A jump goes to where is not known.
+    /// A jump has an unknown target.
     #[error("the jump at {offset:#x} goes to an address that the code does not show")]
     UnresolvedJump {
         /// Bytes from the start of the function.

@@ -1,4 +1,4 @@
-//! Vector registers that a kernel does not use, for what a work-around has to keep somewhere.
+//! Vector registers that a kernel does not use, for values that a work-around must store.
 
 use crate::elf::KernelDescriptor;
 use crate::opcode::{V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32, V_SWAPREL_B32, long};
@@ -20,12 +20,12 @@ impl SpareRegisters {
     }
 }
 
-/// Vector registers that are free, and what `COMPUTE_PGM_RSRC1` has to say for it.
+/// Free vector registers, and the `COMPUTE_PGM_RSRC1` that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spare {
     /// Which they are.
     pub registers: SpareRegisters,
-    /// `COMPUTE_PGM_RSRC1`, with more registers where those that the kernel has are all in use.
+    /// `COMPUTE_PGM_RSRC1`, with more registers if the kernel uses all that it has.
     pub resource1: u32,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn find(program: &Program, descriptor: &KernelDescriptor, count: u32,
     Some(Spare { registers: SpareRegisters { first: u8::try_from(used).ok()?, count }, resource1 })
 }
 
-/// Whether a workgroup has room on that many compute units. Each has two vector units with 1024 registers for 32 lanes and
+/// Whether a workgroup fits on that many compute units. Each has two vector units with 1024 registers for 32 lanes and
 /// room for 20 waves; LDS is 64 KiB at most in either mode.
 pub(super) fn fits(resource1: u32, wave64: bool, compute_units: u32, lanes: u32) -> bool {
     let registers = ((resource1 & GRANULES) + 1) * granule(wave64);
@@ -66,7 +66,7 @@ pub(super) fn fits(resource1: u32, wave64: bool, compute_units: u32, lanes: u32)
     compute_units * 2 * (file / registers).min(20) >= lanes.div_ceil(wave)
 }
 
-/// Whether an instruction finds vector registers by M0, so that the code does not show which.
+/// Whether an instruction indexes vector registers by M0, so that the code does not show which.
 pub(super) fn is_relative(instruction: &Instruction) -> bool {
     let relative = [V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_B32, V_MOVRELSD_2_B32, V_SWAPREL_B32];
     let long_relative = [long::V_MOVRELD_B32, long::V_MOVRELS_B32, long::V_MOVRELSD_B32, long::V_MOVRELSD_2_B32];

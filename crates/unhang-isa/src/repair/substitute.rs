@@ -20,12 +20,12 @@ use crate::registers::OperandValue;
 use crate::table::{Field, Format};
 use crate::{Instruction, Modifier};
 
-/// How many spare vector registers the replacement of an instruction needs; nothing if there is no replacement.
+/// How many spare vector registers the replacement of an instruction needs; `None` if there is no replacement.
 pub(super) fn spare_registers(instruction: &Instruction) -> Option<u32> {
     Replacement::of(instruction, &[]).map(|it| it.spare_used)
 }
 
-/// The words that do what the instruction does, if that takes no more than these registers.
+/// The words that replace the instruction, if these registers suffice.
 pub(super) fn words(instruction: &Instruction, spare: &[u8]) -> Option<Vec<u32>> {
     let replacement = Replacement::of(instruction, spare)?;
     (replacement.spare_used as usize <= spare.len()).then_some(replacement.words)
@@ -60,7 +60,7 @@ struct Terms {
     modifiers: Modifiers,
 }
 
-/// What the packed encoding says beside its sources; one bit for each of them.
+/// The modifiers of the packed encoding; one bit for each source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Modifiers {
     /// For the lower and the upper product, whether a source's upper half is meant.
@@ -125,7 +125,7 @@ impl Replacement<'_> {
     fn spare(&mut self) -> u32 {
         let register = self.spare.get(self.spare_used as usize).copied().unwrap_or(0);
         self.spare_used += 1;
-        // Where none are left the words are not used; the count says so.
+        // If none are left the words are not used; the count says so.
         register as u32
     }
 
@@ -151,7 +151,7 @@ impl Replacement<'_> {
         Some(())
     }
 
-    /// Where partial sums are kept: in the destination, unless a factor is still to be read there.
+    /// Where partial sums are stored: in the destination, unless a factor must still be read there.
     fn sum_register(&mut self, to: u32, factors: [Operand; 2]) -> u32 {
         if factors.iter().any(|factor| factor.as_vector() == Some(to)) { self.spare() } else { to }
     }
@@ -228,7 +228,7 @@ impl Replacement<'_> {
             let so_far = if part == 0 { third } else { Operand::vector(sum) };
             let goes = if part + 1 == parts { to } else { sum };
             match (saturates_last, modifiers.clamp) {
-                // What fits 32 bits in any order is added first, and the third term last.
+                // Terms that fit in 32 bits in any order are added first, and the third term last.
                 (true, _) if part > 0 => self.words.extend(encode::add(sum, Operand::vector(sum), product)),
                 (true, _) => {}
                 (false, true) => {

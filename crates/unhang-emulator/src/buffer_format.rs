@@ -12,7 +12,7 @@ pub(crate) enum Number {
     Unorm,
     /// From -1 to 1.
     Snorm,
-    /// A whole number, read as a float.
+    /// An integer, read as a float.
     Uscaled,
     Sscaled,
     Uint,
@@ -114,7 +114,7 @@ impl DataFormat {
         Some(element)
     }
 
-    /// Normalised and whole numbers as Direct3D's "Data Conversion Rules" have them, to which these chips conform: clamped, and to
+    /// Normalised numbers and integers as Direct3D's "Data Conversion Rules" have them, to which these chips conform: clamped, and to
     /// the nearest. Others must be exact: nobody has written down how the chip rounds those.
     fn encode_component(&self, component: u32, width: u32) -> Option<u32> {
         let value = f32::from_bits(component);

@@ -94,7 +94,7 @@ pub(crate) struct DotProduct {
     pub halves: bool,
 }
 
-/// A dot product by its name; whole numbers saturate with `clamp`.
+/// A dot product by its name; integers saturate with `clamp`.
 #[rustfmt::skip]
 pub(crate) fn dot_product(name: &str, clamp: bool) -> Option<DotProduct> {
     macro_rules! whole {

@@ -14,7 +14,7 @@ pub enum Unit {
     Transcendental,
     /// Vector arithmetic on 64-bit floats.
     DoublePrecision,
-    /// Products of 32-bit whole numbers.
+    /// Products of 32-bit integers.
     WideInteger,
     /// Scalar arithmetic.
     Scalar,
@@ -77,7 +77,7 @@ impl Unit {
         }
     }
 
-    /// Whether each lane that is on counts as an operation.
+    /// Whether each active lane counts as an operation.
     pub(crate) const fn has_lanes(self) -> bool {
         !matches!(self, Unit::Scalar | Unit::Flow | Unit::Wait | Unit::ScalarMemory)
     }

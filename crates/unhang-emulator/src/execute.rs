@@ -223,7 +223,7 @@ fn set_user_scalars(wave: &mut Wave, launch: &Launch<'_>) {
             }
             if registers == 4 {
                 // The buffer of private memory: words of all lanes alternate, each lane by its number. As ROCr writes it for
-                // gfx10: nothing is out of range (OOB_SELECT 2), words are whole numbers, components in their order.
+                // gfx10: nothing is out of range (OOB_SELECT 2), words are integers, components in their order.
                 let stride = if wave.wave64 { 3 } else { 2 };
                 let last = 2 << 28 | 1 << 24 | 1 << 23 | stride << 21 | 20 << 12 | 0xfac;
                 wave.set_scalar64(next + 2, u32::MAX as u64 | last << 32);
@@ -249,7 +249,7 @@ fn set_system_scalars(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup
     }
 }
 
-/// The lanes that are on, and the place of each one's work-item in the workgroup.
+/// The active lanes, and the place of each one's work-item in the workgroup.
 fn set_items(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup) {
     let axes = (launch.descriptor.resource2 >> 11 & 3) as usize + 1;
     let [width, height, _] = workgroup.size;

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::float::FloatMode;
 use crate::registers::{LANES, Lanes};
 
-/// Writes a register in the lanes that are on, from up to three others; any of them may be the same one.
+/// Writes a register in the active lanes, from up to three others; any of them may be the same one.
 ///
 /// It may be called only on a host that has the instructions for which it was compiled.
 pub(crate) type FastRow = unsafe fn(&Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, u32);
@@ -236,7 +236,7 @@ pub(crate) mod avx512 {
         unsafe { _mm512_loadu_si512(lanes.as_ptr().cast::<u32>().add((part & 1) * 16).cast()) }
     }
 
-    /// Writes those of sixteen lanes that are on.
+    /// Writes the active ones of sixteen lanes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) fn put(destination: &Cell<Lanes>, part: usize, values: __m512i, on: u32) {

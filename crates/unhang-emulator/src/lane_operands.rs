@@ -126,7 +126,7 @@ impl Wave {
         }
     }
 
-    /// Writes results to the lanes that are on.
+    /// Writes results to the active lanes.
     pub(crate) fn put(&mut self, instruction: &Instruction, results: &[u64; LANES], kind: Type, on: u32) {
         let Some(slot) = instruction.definition.operand(Field::Destination) else { return };
         let OperandValue::Vector(register) = instruction.operand(slot) else { return };
@@ -213,7 +213,7 @@ impl Wave {
         }
     }
 
-    /// Writes a register in the lanes that are on.
+    /// Writes a register in the active lanes.
     #[inline]
     pub(crate) fn put_row(&mut self, register: u8, results: &Lanes, exec: u32) {
         let Some(lanes) = self.vector_mut(register as usize) else { return };

@@ -27,7 +27,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     tables.into_iter().find_map(|table| table(name))
 }
 
-/// Packed instructions as the function of one half, by name; whole numbers saturate with `clamp`.
+/// Packed instructions as the function of one half, by name; integers saturate with `clamp`.
 pub(crate) fn packed_half(name: &str, clamp: bool) -> Option<PackedOperation> {
     let single_name = match name {
         "v_pk_fma_f16" => "v_fma_f16",
@@ -76,11 +76,11 @@ mod tests {
         (operation(name).unwrap_or_else(|| panic!("{name} is not known")).run)(a, b, c, mode(KEEP))
     }
 
-    /// Every pair of a spread of halves, against exact arithmetic in 128-bit whole numbers.
+    /// Every pair of a spread of halves, against exact arithmetic in 128-bit integers.
     #[test]
     fn half_precision_fma_rounds_once() {
         let exact = |bits: u16| -> i128 {
-            // In units of 2^-24 every half is a whole number.
+            // In units of 2^-24 every half is an integer.
             (f16::from_bits(bits).to_f64() * 16_777_216.0) as i128
         };
         let halves: Vec<u16> = (0..0x7c00u16).step_by(997).flat_map(|bits| [bits, bits | 0x8000]).collect();

@@ -35,7 +35,7 @@ pub struct Touched {
     pub atomic: bool,
     /// Bytes at each address.
     pub bytes: u32,
-    /// Where, in the order of the lanes that are on; two for each lane where an instruction names two places.
+    /// Where, in the order of the active lanes; two for each lane where an instruction names two places.
     pub addresses: Vec<u64>,
 }
 

@@ -13,7 +13,7 @@ impl Wave {
     pub(crate) fn run_packed(&mut self, instruction: &Instruction, packed: PackedOperation) {
         let run = packed.run;
         let is_float = packed.half == Type::Float16;
-        // Constants of whole numbers are those of 32 bits.
+        // Constants of integers are those of 32 bits.
         let kind = if is_float { Type::Packed16 } else { Type::Bits32 };
         let clamp = instruction.bits(15, 1) == 1 && is_float;
         let mut sources =

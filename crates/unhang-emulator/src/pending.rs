@@ -71,7 +71,7 @@ struct Short {
     flights: FlightsInShort,
 }
 
-/// A state, the place in the code at which the wave is, and the lanes that are on if that makes a difference.
+/// A state, the place in the code at which the wave is, and the active lanes if that makes a difference.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct PendingStep {
     place: u64,

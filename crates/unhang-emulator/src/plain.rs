@@ -23,7 +23,7 @@ pub(crate) struct Checks<'a> {
     pub observer: Option<&'a dyn Observer>,
 }
 
-/// Executes one instruction the plain way, with every check that is on.
+/// Executes one instruction by the plain path, with every check that is on.
 #[inline(never)]
 pub(crate) fn step(
     wave: &mut Wave,
@@ -63,7 +63,7 @@ pub(crate) fn step(
     run_plain(wave, around, function, index)
 }
 
-/// Executes one instruction the plain way.
+/// Executes one instruction by the plain path.
 #[inline(never)]
 pub(crate) fn run_plain(
     wave: &mut Wave,

@@ -1,4 +1,4 @@
-//! Whole numbers that saturate: what integer instructions compute with `clamp`.
+//! Integers that saturate: what integer instructions compute with `clamp`.
 
 use crate::lanes::operation::{LaneOperation, op, sign24};
 use crate::lanes::whole;

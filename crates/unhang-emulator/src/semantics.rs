@@ -230,9 +230,9 @@ fn clamps(instruction: &Instruction) -> bool {
     }
 }
 
-/// A function of whole numbers that saturates.
+/// A function of integers that saturates.
 fn clamped(name: &str, operation: LaneOperation) -> Option<LaneOperation> {
-    // Conversions to whole numbers saturate in any case.
+    // Conversions to integers saturate in any case.
     let converts = name.starts_with("v_cvt_").then_some(operation);
     saturate::operation(name).or(converts)
 }

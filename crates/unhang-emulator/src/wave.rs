@@ -86,7 +86,7 @@ impl Type {
         matches!(self, Type::Float16 | Type::Float32 | Type::Float64)
     }
 
-    /// The bit that changes of sign turn over; whole numbers have no such modifiers.
+    /// The bit that changes of sign turn over; integers have no such modifiers.
     pub(crate) const fn sign_bit(self) -> u64 {
         match self {
             Type::Float16 => 1 << 15,
@@ -98,7 +98,7 @@ impl Type {
 }
 
 impl Wave {
-    /// The lanes that are on, of the half that is being executed.
+    /// The active lanes, of the half that is being executed.
     #[inline]
     pub(crate) fn exec(&self) -> u32 {
         self.scalars[EXEC + self.half]
@@ -287,7 +287,7 @@ fn float_constant(code: u8, kind: Type) -> u64 {
     match kind {
         Type::Float16 | Type::Packed16 => half::f16::from_f64(VALUES[place]).to_bits() as u64,
         Type::Float64 | Type::Bits64 | Type::Signed64 => VALUES[place].to_bits(),
-        // Whole numbers of 16 bits see the low half of the single.
+        // Integers of 16 bits see the low half of the single.
         Type::Bits16 | Type::Bits32 | Type::Float32 => (VALUES[place] as f32).to_bits() as u64,
     }
 }

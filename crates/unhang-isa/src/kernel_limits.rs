@@ -1,6 +1,6 @@
 //! The only metadata that repair reads from a code object: how many lanes a workgroup of a kernel may have.
 //!
-//! The metadata is msgpack. Only maps, arrays, strings and whole numbers matter; everything else is stepped over.
+//! The metadata is msgpack. Only maps, arrays, strings and integers matter; everything else is stepped over.
 
 /// The names of kernels with the most lanes of their workgroups (`.max_flat_workgroup_size`), sorted by name. Damaged
 /// entries are left out.
@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
         Some(head)
     }
 
-    /// A whole number of `count` bytes, the highest first.
+    /// An integer of `count` bytes, the highest first.
     fn number(&mut self, count: usize) -> Option<u64> {
         Some(self.take(count)?.iter().fold(0, |sum, &byte| sum << 8 | byte as u64))
     }
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
                 let length = self.number(1 << (tag - 0xc7))?;
                 self.other(length.checked_add(1)?)?
             }
-            // Floats, whole numbers, negative ones, extensions of a fixed length.
+            // Floats, integers, negative ones, extensions of a fixed length.
             0xca | 0xcb => self.other(4 << (tag - 0xca))?,
             0xcc..=0xcf => Value::Number(self.number(1 << (tag - 0xcc))?),
             0xd0..=0xd3 => self.other(1 << (tag - 0xd0))?,

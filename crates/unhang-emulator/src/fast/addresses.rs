@@ -44,7 +44,7 @@ impl Addresses {
         unsafe { self.row.read() }
     }
 
-    /// The span of addresses in the lanes that are on.
+    /// The span of addresses in the active lanes.
     #[inline(always)]
     pub(super) fn span<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Span {
         #[cfg(target_arch = "x86_64")]
@@ -61,7 +61,7 @@ impl Addresses {
         span
     }
 
-    /// Whether no lane that is on has an address above a limit; a comparison is cheaper than the highest address.
+    /// Whether no active lane has an address above a limit; a comparison is cheaper than the highest address.
     #[inline(always)]
     pub(super) fn are_within<const WIDE: bool>(&self, vectors: Vectors<WIDE>, limit: u32) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -73,7 +73,7 @@ impl Addresses {
         (0..LANES).fold(0, |above, lane| above | ((addresses[lane] > limit) as u32) << lane) & self.on == 0
     }
 
-    /// Whether each lane that is on has an address that is a multiple of a power of two, with an offset.
+    /// Whether each active lane has an address that is a multiple of a power of two, with an offset.
     #[inline(always)]
     pub(super) fn are_aligned<const WIDE: bool>(&self, vectors: Vectors<WIDE>, size: u32, offset: u32) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -85,7 +85,7 @@ impl Addresses {
         (0..LANES).all(|lane| self.on >> lane & 1 == 0 || addresses[lane].wrapping_add(offset) & (size - 1) == 0)
     }
 
-    /// The one value of all lanes that are on, if there is one.
+    /// The one value of all active lanes, if there is one.
     #[inline(always)]
     pub(super) fn only<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Option<u32> {
         // SAFETY: a row that lives, as asked for.
@@ -104,7 +104,7 @@ impl Addresses {
     ///
     /// # Safety
     ///
-    /// For each lane that is on, each word, or its part, at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
+    /// For each active lane, each word, or its part, at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
     /// be written if it is stored to; no address is 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
     #[inline(always)]
     pub(super) unsafe fn transfer<const WIDE: bool>(
@@ -148,7 +148,7 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
         let lane = left.trailing_zeros() as usize;
         left &= left - 1;
         for place in 0..words.count as usize {
-            // SAFETY: the caller vouches for the words of lanes that are on and for the registers.
+            // SAFETY: the caller vouches for the words of active lanes and for the registers.
             unsafe {
                 let at = base.add(offsets[lane] as usize + words.offsets[place] as usize);
                 let value = rows.add(words.registers[place] as usize).cast::<u32>().add(lane);

@@ -22,7 +22,7 @@ type Masks = [u32; 2];
 
 // Macros and not closures, which are not compiled into the loop that this is a part of.
 
-/// Does it for each half, or leaves at the half that has to go the plain way.
+/// Does it for each half, or leaves at the half that has to take the plain path.
 macro_rules! each_half {
     ($wave:ident, $halves:expr, $half:ident, $done:expr) => {
         for $half in 0..$halves {
@@ -55,7 +55,7 @@ macro_rules! masks {
 }
 
 impl Wave {
-    /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to go the plain way. The
+    /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to take the plain path. The
     /// float mode must be the one for which it was resolved if the operation [is for that alone](super::op::Op::usual_only).
     ///
     /// # Safety
@@ -227,7 +227,7 @@ impl Wave {
         unsafe { self.fast_rows(operation.run, rows, half) };
     }
 
-    /// Compares two registers: the lanes that are on and for which one of the outcomes holds.
+    /// Compares two registers: the active lanes for which one of the outcomes holds.
     #[inline(always)]
     fn fast_mask(&mut self, run: FastCompare, outcomes: u8, operands: &TwoRows, half: usize) -> u32 {
         self.fill(&operands.sources, &operands.rows, half);
@@ -254,7 +254,7 @@ impl Wave {
         wide::select(vectors, destination, [&all[a], &all[b]], mask, on);
     }
 
-    /// Adds or subtracts; returns the carries of the lanes that are on.
+    /// Adds or subtracts; returns the carries of the active lanes.
     #[inline(always)]
     fn fast_carry<const WIDE: bool>(&mut self, vectors: Vectors<WIDE>, carry: &Carry, half: usize) -> u32 {
         self.fill(&carry.operands.sources, &carry.operands.rows, half);

@@ -316,7 +316,7 @@ impl Wave {
             return true;
         }
         let resource = self.buffer_resource(access.resource);
-        // Swizzled buffers go the plain way: private memory, whose words of all lanes lie side by side.
+        // Swizzled buffers take the plain path: private memory, whose words of all lanes lie side by side.
         let Some(limit) = resource.linear_reach() else { return false };
         if access.registers as usize > self.registers {
             return false;
@@ -356,7 +356,7 @@ unsafe fn transfer_global<const WIDE: bool>(
     around: &mut Surroundings<'_>,
     rows: *mut Lanes,
 ) -> bool {
-    // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
+    // A wave that reaches over 2 GiB at once takes the plain path: offsets have 31 bits.
     let whole = words.part == WordPart::Word;
     if whole && !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
         return false;

@@ -1,7 +1,7 @@
 //! The fast path: instructions with their operands resolved once, executed on whole registers.
 //!
 //! [`resolve`] turns an instruction into a few bytes that say where its operands lie and which function computes it. What it
-//! does not know, what reaches past the kernel's registers, and unusual float modes go the plain way
+//! does not know, what reaches past the kernel's registers, and unusual float modes take the plain path
 //! ([`crate::plain`]), which computes the same to the bit and which the tests hold this one against.
 
 mod addresses;

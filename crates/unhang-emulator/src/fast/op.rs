@@ -15,7 +15,7 @@ pub(crate) struct Op {
     pub kind: OpKind,
     /// One more than the highest vector register that it names.
     pub registers: u16,
-    /// Whether it has to go the plain way in other float modes than the one for which it was resolved.
+    /// Whether it has to take the plain path in other float modes than the one for which it was resolved.
     pub usual_only: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Lanes of 64 bits: doubles, and whole numbers in pairs of registers.
+//! Lanes of 64 bits: doubles, and integers in pairs of registers.
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
@@ -164,7 +164,7 @@ impl Wave {
         }
     }
 
-    /// Compares lanes of 64 bits: those that are on and for which one of the outcomes holds.
+    /// Compares lanes of 64 bits: the active ones for which one of the outcomes holds.
     #[inline(always)]
     pub(super) fn fast_pairs_mask(&mut self, compare: &PairsCompare, half: usize) -> u32 {
         let [a, b] = [0, 1].map(|place| self.pairs_of(&compare.sources[place], half));
@@ -172,7 +172,7 @@ impl Wave {
         unsafe { (compare.run)(&a, &b, compare.outcomes) & self.on(half) }
     }
 
-    /// The carries of the lanes that are on.
+    /// The carries of the active lanes.
     #[inline(always)]
     pub(super) fn fast_multiply_add<const WIDE: bool>(
         &mut self,

@@ -34,7 +34,7 @@ unsafe fn load<const SIZE: usize>(
         if on == 0 {
             continue;
         }
-        // SAFETY: the caller vouches for the parts of lanes that are on, for the others nothing is touched.
+        // SAFETY: the caller vouches for the parts of active lanes, for the others nothing is touched.
         unsafe {
             let found = gather::<SIZE>(base.add(words.offsets[0] as usize), places, on);
             let to = row(rows, words, 0, half);
@@ -47,7 +47,7 @@ unsafe fn load<const SIZE: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn gather<const SIZE: usize>(at: *const u8, places: __m512i, on: u16) -> __m512i {
-    // SAFETY: the caller vouches for the parts of lanes that are on.
+    // SAFETY: the caller vouches for the parts of active lanes.
     unsafe {
         match (lie::<SIZE>(places, on), SIZE) {
             ((start, Lie::Same), _) => _mm512_set1_epi32(one::<SIZE>(at.offset(start))),

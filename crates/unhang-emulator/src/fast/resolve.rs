@@ -168,7 +168,7 @@ fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> 
         let sign = if long { kind.sign_bit() as u32 } else { 0 };
         let absolute = !has_mask && instruction.bits(8 + place, 1) == 1;
         let negative = instruction.high_bits(29 + place, 1) == 1;
-        // Signs of whole numbers are the plain path's business.
+        // Signs of integers are the plain path's business.
         let odd = long && kind == Type::Bits32 && instruction.high_bits(29, 3) != 0;
         let bit = |is_set| if is_set { sign } else { 0 };
         (!odd).then_some(RowSource { from, keep: !bit(absolute), flip: bit(negative) })

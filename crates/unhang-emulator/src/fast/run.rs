@@ -144,7 +144,7 @@ fn run_stretch<const WIDE: bool, const HALVES: usize>(
     Ok(())
 }
 
-/// Executes an instruction of a stretch the plain way, from the half that is not done on; it goes on with the next.
+/// Executes an instruction of a stretch by the plain path, from the half that is not done on; it goes on with the next.
 #[inline(never)]
 fn plain_in_stretch(
     wave: &mut Wave,

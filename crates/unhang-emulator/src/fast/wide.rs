@@ -21,7 +21,7 @@ pub(crate) fn less<const WIDE: bool>(vectors: Vectors<WIDE>, a: &[u64; LANES], b
     mask
 }
 
-/// The second source where the mask has a bit, the first elsewhere, in the lanes that are on.
+/// The second source where the mask has a bit, the first elsewhere, in the active lanes.
 #[inline(always)]
 pub(crate) fn select<const WIDE: bool>(
     vectors: Vectors<WIDE>,
@@ -45,7 +45,7 @@ pub(crate) fn select<const WIDE: bool>(
     destination.set(results);
 }
 
-/// The sum of two sources and of a mask of carries, in the lanes that are on; returns which sums have run over.
+/// The sum of two sources and of a mask of carries, in the active lanes; returns which sums have run over.
 #[inline(always)]
 pub(crate) fn add<const WIDE: bool>(
     vectors: Vectors<WIDE>,

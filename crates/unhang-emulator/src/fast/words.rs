@@ -28,7 +28,7 @@ pub(crate) struct Words {
 }
 
 /// Loads words as [`Addresses::transfer`](super::addresses::Addresses::transfer) does: the start of memory, the row of addresses and the lowest of them, the words, their
-/// rows, the lanes that are on.
+/// rows, the active lanes.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Load = unsafe fn(*mut u8, *const Lanes, u32, &Words, *mut Lanes, u32);
 
@@ -55,7 +55,7 @@ impl Words {
     }
 }
 
-/// The lowest and the highest address of the lanes that are on, and all their bits together.
+/// The lowest and the highest address of the active lanes, and all their bits together.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     pub lowest: u32,
@@ -71,7 +71,7 @@ pub(super) mod avx512 {
     use super::{Load, Span, Words};
     use crate::wave::Lanes;
 
-    /// How the addresses of sixteen lanes lie, those of lanes that are off aside.
+    /// How the addresses of sixteen lanes lie, those of inactive lanes aside.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Lie {
         Same,
@@ -209,7 +209,7 @@ pub(super) mod avx512 {
         unsafe { rows.add(words.registers[word & 3] as usize).cast::<i32>().add(part * 16) }
     }
 
-    /// Writes those of sixteen lanes that are on. Not by a store with a mask, which the host does not hand on to the next load.
+    /// Writes the active ones of sixteen lanes. Not by a store with a mask, which the host does not hand on to the next load.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
@@ -249,7 +249,7 @@ pub(super) mod avx512 {
         let halves = unsafe { [sixteen(addresses, 0), sixteen(addresses, 1)] };
         for part in 0..2 {
             let (places, on) = (_mm512_sub_epi32(halves[part], lowest), (on >> (part * 16)) as u16);
-            // SAFETY: the caller vouches for the words of lanes that are on, for the others nothing is touched.
+            // SAFETY: the caller vouches for the words of active lanes, for the others nothing is touched.
             unsafe {
                 match on {
                     u16::MAX => load_all::<COUNT, RUN>(base, places, words, rows, part),
@@ -386,7 +386,7 @@ pub(super) mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn store_fours(at: *mut u8, places: __m512i, lanes: [__m512i; 4], on: u16) {
         let (mut offsets, mut values) = ([0u32; 16], [[0u32; 16]; 4]);
-        // SAFETY: the caller vouches for sixteen bytes at the place of each lane that is on.
+        // SAFETY: the caller vouches for sixteen bytes at the place of each active lane.
         unsafe {
             _mm512_storeu_si512(offsets.as_mut_ptr().cast(), places);
             for first in 0..4 {
@@ -410,7 +410,7 @@ pub(super) mod avx512 {
         let low = _mm512_permutex2var_epi32(first, numbers, second);
         let high = _mm512_permutex2var_epi32(first, _mm512_add_epi32(numbers, _mm512_set1_epi32(8)), second);
         let (lower, upper) = (_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64::<1>(places));
-        // SAFETY: the caller vouches for eight bytes at the place of each lane that is on.
+        // SAFETY: the caller vouches for eight bytes at the place of each active lane.
         unsafe {
             _mm512_mask_i32scatter_epi64::<1>(at.cast(), on as u8, lower, low);
             _mm512_mask_i32scatter_epi64::<1>(at.cast(), (on >> 8) as u8, upper, high);

@@ -64,7 +64,7 @@ fn word_at(bench: &Bench, offset: u64) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Runs an instruction the plain way and, on an equal bench, the fast one if it takes it; both must agree.
+/// Runs an instruction by the plain path and, on an equal bench, the fast one if it takes it; both must agree.
 fn run(bench: &mut Bench, words: Words, instruction: &Instruction) {
     let op = resolve(instruction, &Semantics::of(instruction), false);
     let mut other = self::bench(words);

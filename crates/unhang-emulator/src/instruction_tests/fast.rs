@@ -290,7 +290,7 @@ pub(super) fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
     for register in 0..plain.registers << plain.wave64 as usize {
         for lane in 0..LANES {
             let found = [fast, plain].map(|wave| wave.vectors[register][lane]);
-            // Which NaN comes out of two is the host's choice. Whole numbers may look like one.
+            // Which NaN comes out of two is the host's choice. Integers may look like one.
             let is_float = ["f16", "f32", "f64"].iter().any(|kind| name.contains(kind));
             let nan = is_float && found.iter().all(|&bits| f32::from_bits(bits).is_nan());
             let is_nan_pair = |wave: &Wave, low: usize| {

@@ -223,7 +223,7 @@ fn parts_of_words_are_checked_to_the_byte() {
     assert!(compared > 40, "only {compared} instructions move parts of words");
 }
 
-/// Scalar loads of every width, with both offsets; one that ends behind the region goes the plain way.
+/// Scalar loads of every width, with both offsets; one that ends behind the region takes the plain path.
 fn scalar_loads_are_the_same(random: &mut Random) {
     let mut memory = Memory::default();
     let contents: Vec<u8> = (0..256).map(|_| random.next() as u8).collect();

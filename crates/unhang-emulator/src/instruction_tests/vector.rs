@@ -386,7 +386,7 @@ fn modifiers_of_the_long_form() {
     assert_eq!(run(add, &sources, [1 << 15, 1 << 29]), f(1.0), "clamped from above");
     assert_eq!(run(add, &sources, [1 << 15, 0]), f(0.0), "clamped from below");
     assert_eq!(run(add, &[f(f32::NAN), 0], [1 << 15, 0]), f(0.0), "NaN clamped to zero");
-    // Whole numbers have no sign that could be changed.
+    // Integers have no sign that could be changed.
     let whole = forms("v_add_nc_u32").find(|definition| definition.format == Format::Vop3).unwrap();
     assert_eq!(run(whole, &[LEAST + 7, 5], [3 << 8, 3 << 29]), LEAST + 12);
     let shift = forms("v_lshlrev_b64").next().unwrap();
@@ -494,7 +494,7 @@ fn permutations_within_rows() {
         assert_eq!(wave.vector_lane(DESTINATION as usize, lane), expected, "lane {lane}");
         assert_eq!(wave.scalars[VCC] >> lane & 1 == 1, written, "carry of lane {lane}");
     }
-    // A lane that is off is not read from, unless that is asked for.
+    // An inactive lane is not read from, unless that is asked for.
     let off = ALL ^ 1 << 1;
     assert_eq!(run(250, 0b00_01_10_11 << 8 | EVERYWHERE, off)[2], UNTOUCHED);
     assert_eq!(run(250, 0b00_01_10_11 << 8 | EVERYWHERE | 1 << 18, off)[2], 1);
@@ -556,7 +556,7 @@ fn lanes_and_masks() {
             wave.scalars[register as usize] = value;
             wave.vectors[register as usize] = [value; LANES];
         }
-        // Whole numbers have no signs: clang 15 sets these bits all the same.
+        // Integers have no signs: clang 15 sets these bits all the same.
         execute(&mut wave, one(name), Extra { words: [7 << 8, 7 << 29] });
         for lane in 0..LANES {
             let select = (low as u64 | (high as u64) << 32) >> ((lane & 15) * 4) & 15;

@@ -103,7 +103,7 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_floor_f16", [H_MINUS_2_5, 0, 0], 0xc200), ("v_ceil_f16", [H_2_5, 0, 0], H_3), ("v_trunc_f16", [H_MINUS_2_5, 0, 0], H_MINUS_2), ("v_rndne_f16", [H_2_5, 0, 0], H_2), ("v_fract_f16", [H_2_5, 0, 0], H_HALF),
     ("v_ldexp_f16", [H_1, 2, 0], H_4), ("v_ldexp_f16", [H_1, 0xfffe, 0], 0x3400), ("v_frexp_exp_i16_f16", [H_4, 0, 0], 3), ("v_frexp_mant_f16", [H_3, 0, 0], 0x3a00), ("v_div_fixup_f16", [H_2, 0, H_MINUS_1], 0xfc00), ("v_div_fixup_f16", [H_2, H_1, H_MINUS_1], H_MINUS_2),
     ("v_pack_b32_f16", [0x1111, 0x2222, 0], 0x2222_1111),
-    // Whole numbers.
+    // Integers.
     ("v_add_nc_u32", [ONES, 2, 0], 1), ("v_sub_nc_u32", [3, 5, 0], i(-2)), ("v_subrev_nc_u32", [3, 5, 0], 2), ("v_add_nc_i32", [ONES, 2, 0], 1), ("v_sub_nc_i32", [3, 5, 0], i(-2)), ("v_add3_u32", [1, 2, ONES], 2),
     ("v_mul_lo_u32", [ONES, 5, 0], i(-5)), ("v_mul_lo_i32", [ONES, 5, 0], i(-5)), ("v_mul_hi_u32", [ONES, ONES, 0], 0xffff_fffe), ("v_mul_hi_i32", [ONES, ONES, 0], 0), ("v_mul_hi_i32", [ONES, 5, 0], ONES),
     ("v_mul_u32_u24", [0xff00_0003, 0x0100_0002, 0], 6), ("v_mul_i32_i24", [0x00ff_ffff, 5, 0], i(-5)), ("v_mul_hi_u32_u24", [0xff_ffff, 0xff_ffff, 0], 0xffff), ("v_mul_hi_i32_i24", [0xff_ffff, 5, 0], ONES),
@@ -208,7 +208,7 @@ pub(super) const CONDITIONS: &[(&str, [bool; 4])] = &[
     ("t", [true; 4]),
 ];
 
-/// Types of comparisons, with a pair of numbers for each outcome; whole numbers are never unordered.
+/// Types of comparisons, with a pair of numbers for each outcome; integers are never unordered.
 pub(super) const PAIRS: &[(&str, [(u64, u64); 4])] = &[
     ("f32", [(f(-1.0), f(1.0)), (f(0.0), f(-0.0)), (f(2.0), f(1.0)), (f(f32::NAN), f(1.0))]),
     ("f16", [(H_MINUS_1, H_1), (0, 0x8000), (H_2, H_1), (H_NAN, H_1)]),

@@ -64,7 +64,7 @@ fn turn(value: f64) -> f64 {
     if value.abs() > 256.0 { 0.0 } else { value.fract() * std::f64::consts::TAU }
 }
 
-/// The sine of this many quarters of a turn, if that is a whole number: exact, as LLVM folds it and as the documentation's
+/// The sine of this many quarters of a turn, if that is an integer: exact, as LLVM folds it and as the documentation's
 /// examples have it.
 fn quarters(value: f64, shift: i64) -> Option<f64> {
     let quarters = value * 4.0;

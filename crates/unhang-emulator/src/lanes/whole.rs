@@ -1,4 +1,4 @@
-//! What instructions on whole numbers and bits compute.
+//! What instructions on integers and bits compute.
 
 use super::operation::{LaneOperation, hot, median, op, sign24, wide};
 use crate::wave::Type;

@@ -1,6 +1,6 @@
 //! Finds vector registers that are free at an instruction, in kernels that use all registers they can have.
 //!
-//! Only the block around the instruction is looked at, and only as far as EXEC stays the same: lanes that are off keep what
+//! Only the block around the instruction is looked at, and only as far as EXEC stays the same: inactive lanes keep what
 //! they hold, so that a later write under another mask would not cover what was changed here.
 
 use super::spare::is_relative;

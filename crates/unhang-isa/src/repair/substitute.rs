@@ -1,6 +1,6 @@
 //! Instructions that gfx1010 lacks, put together from those that it has: the dot products of gfx1030.
 //!
-//! Whole numbers come out the same to the bit, with and without `clamp`.
+//! Integers come out the same to the bit, with and without `clamp`.
 //!
 //! Halves (`v_dot2_f32_f16`, `v_dot2c_f32_f16`) become two `v_fma_mix_f32`, as rocBLAS's own kernels for gfx1010 have them:
 //! the lower product is added first, then the upper one, and each sum is rounded. AMD's ISA documents give the formula
@@ -106,7 +106,7 @@ impl Replacement<'_> {
         let modifiers = Modifiers::of(instruction);
         let terms =
             Terms { to: to as u32, first: factor(Field::Source0)?, second: factor(Field::Source1)?, third, modifiers };
-        // An absolute third term, and what negation and selection mean for whole numbers but halves, is not documented.
+        // An absolute third term, and what negation and selection mean for integers other than halves, is not documented.
         let is_documented = match parts {
             Parts::Halves => modifiers.negate[1] & 4 == 0,
             Parts::Whole { bits: 16, .. } => modifiers.negate == [0, 0],

@@ -226,7 +226,7 @@ impl Style {
 }
 
 /// How far something has come that takes a while, on standard error: a line that moves on a terminal, elsewhere a plain
-/// line now and then. It may be told from several threads.
+/// line now and then. Several threads may call it.
 pub(crate) struct Progress {
     what: String,
     moving: bool,
@@ -259,7 +259,7 @@ impl Progress {
             return;
         }
         let (mut stderr, what) = (io::stderr().lock(), &self.what);
-        // Where nobody can be told, nobody is.
+        // If standard error is closed, nothing is printed.
         if self.moving {
             let end = if done == all { "\n" } else { "" };
             let _ = write!(stderr, "\r{what} {done} of {all}{end}");

@@ -38,7 +38,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Whether the record was written while families of solvers were off.
+    /// Whether the record was written while algorithms were disabled.
     ///
     /// An unrestricted find times the naive solver of its direction, which takes every convolution in NCHW or NHWC
     /// and in fp32, fp16 or bf16, and writes all that it timed. A record of such a problem without it was written

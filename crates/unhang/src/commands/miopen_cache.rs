@@ -62,7 +62,7 @@ struct Verify {
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang miopen-cache repair --narrowed --dry-run")]
 struct Repair {
-    /// Also remove records that were written while families of solvers were off.
+    /// Also remove choices that MIOpen made while algorithms were disabled.
     #[arg(long)]
     narrowed: bool,
     /// Show what would be done, and do nothing.

@@ -427,4 +427,9 @@ fn everywhere_asks_for_our_kernels_on_any_card() {
         command.args(["--root", &fixture("rx6800"), "--", "sh", "-c", "echo $UNHANG_STRATEGY"]);
         assert_eq!(text(&ends(command).stdout), strategy, "{arguments:?}");
     }
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+    command.env("HOME", place.path("home")).args(["run", "--everywhere", "--dry-run"]);
+    command.args(["--root", &fixture("rx6800"), "--", "true"]);
+    let shown = text(&ends(command).stdout);
+    assert!(shown.contains("UNHANG_STRATEGY=jit  (asked for by --everywhere)"), "{shown}");
 }

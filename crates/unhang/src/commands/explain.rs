@@ -208,7 +208,7 @@ fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
 }
 
 /// What to type next: what the doctor's plan has for one of these findings, else what fits the first section. `unhang run`
-/// plans nothing in a Python without unhang, which is installed first.
+/// and `unhang probe` compute nothing in a Python without unhang, which is installed first.
 fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Vec<String> {
     let found = |id: &str| {
         let matters = |finding: &&unhang_machine::Finding| finding.severity != Severity::Info;
@@ -224,7 +224,8 @@ fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Ve
     let first = sections.first().copied().unwrap_or_default();
     let commands = of_plan.unwrap_or_else(|| {
         let command = symptoms::next_command(first, text).to_owned();
-        let uses_torch = symptoms::is_about_torch(first) && command.contains("unhang run ");
+        let starts_python = ["unhang run ", "unhang probe"].iter().any(|start| command.contains(start));
+        let uses_torch = symptoms::is_about_torch(first) && starts_python;
         let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
         let install = torch.filter(|torch| uses_torch && !torch.unhang);
         let install = install.map(|torch| routes::install_unhang(&torch.path, &examination.wheel));

@@ -313,6 +313,10 @@ impl Run {
         if !self.rehearse && (is_affected || (is_amd && self.strategy().is_some())) {
             decisions.extend(boundary::decide(|name| std::env::var(name).ok()));
         }
+        if let Some(strategy) = self.strategy() {
+            let flag = if self.everywhere { "--everywhere" } else { "--strategy" };
+            decisions.push(Decision::set("UNHANG_STRATEGY", strategy.to_string(), &format!("asked for by {flag}")));
+        }
         let told = spoof.or_else(|| {
             let spoofed = examination.machine.gpus.iter().find(|gpu| gpu.affected && gpu.spoofed());
             spoofed.and_then(|gpu| gpu.reported_gfx.clone())
@@ -400,9 +404,6 @@ impl Run {
         let pairs: Vec<String> = hangs.iter().flat_map(HangReport::pairs).collect();
         if !pairs.is_empty() {
             command.env("UNHANG_QUARANTINE", pairs.join(" "));
-        }
-        if let Some(strategy) = self.strategy() {
-            command.env("UNHANG_STRATEGY", strategy.to_string());
         }
         if self.rehearse {
             command.env("UNHANG_REHEARSE", "1");

@@ -5,6 +5,8 @@
 
 use half::f16;
 
+use crate::float::{nearest_half, toward_zero_half};
+
 /// How bits are a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
@@ -74,15 +76,37 @@ impl DataFormat {
         if matches!(self.number, Uint | Sint) { 1 } else { 1f32.to_bits() }
     }
 
+    /// The bits of each component of an element, with their width.
+    fn fields(&self, element: u128) -> impl Iterator<Item = (u32, u32)> {
+        let mut low = 0;
+        self.widths.iter().map(move |&width| {
+            let bits = (element >> low) as u32 & (u32::MAX >> (32 - width));
+            low += width;
+            (bits, width)
+        })
+    }
+
     /// What a register holds of each component of an element: absent ones are 0, 0, 0 and 1.
     pub(crate) fn decode(&self, element: u128) -> [u32; 4] {
         let mut components = [0, 0, 0, self.one()];
-        let mut low = 0;
-        for (component, &width) in components.iter_mut().zip(self.widths) {
-            *component = self.decode_component((element >> low) as u32 & (u32::MAX >> (32 - width)), width);
-            low += width;
+        for (component, (bits, width)) in components.iter_mut().zip(self.fields(element)) {
+            *component = self.decode_component(bits, width);
         }
         components
+    }
+
+    /// What half a register holds of each component; `None` where nobody has written down which number it is.
+    fn decode_halves(&self, element: u128) -> Option<[u16; 4]> {
+        let mut components = [0, 0, 0, self.half_one()];
+        for (component, (bits, width)) in components.iter_mut().zip(self.fields(element)) {
+            *component = self.decode_half(bits, width)?;
+        }
+        Some(components)
+    }
+
+    /// As for [`DataFormat::one`], in half a register.
+    fn half_one(&self) -> u16 {
+        if matches!(self.number, Uint | Sint) { 1 } else { f16::ONE.to_bits() }
     }
 
     fn decode_component(&self, bits: u32, width: u32) -> u32 {
@@ -114,8 +138,9 @@ impl DataFormat {
         Some(element)
     }
 
-    /// Normalised numbers and integers as Direct3D's "Data Conversion Rules" have them, to which these chips conform: clamped, and to
-    /// the nearest. Others must be exact: nobody has written down how the chip rounds those.
+    /// Clamped and rounded as Direct3D's "Data Conversion Rules" have it, to which these chips conform: normalised numbers to the
+    /// nearest, floats towards zero, so that a large one is the largest of the format. Negative floats are zero where the
+    /// format has no sign. Scaled numbers must be exact: those rules do not know them.
     fn encode_component(&self, component: u32, width: u32) -> Option<u32> {
         let value = f32::from_bits(component);
         let most = (1i64 << width) - 1;
@@ -124,27 +149,39 @@ impl DataFormat {
             Snorm => return nearest(value, -1.0, most >> 1),
             Uint => return Some(component.min(most as u32)),
             Sint => return Some((component as i32 as i64).clamp(-(most >> 1) - 1, most >> 1) as u32),
+            Float if width == 32 => return Some(component),
+            Float if width == 16 => return Some(toward_zero_half(value)),
+            Float if value < 0.0 => return Some(0),
+            Float => return Some(toward_zero_half(value) << 1 >> (16 - width)),
             Uscaled => value as u32,
             Sscaled => value as i32 as u32,
-            Float if width == 32 => component,
-            Float => (f16::from_f32(value).to_bits() as u32) << (width < 16) as u32 >> (16 - width),
         };
         let bits = bits & (u32::MAX >> (32 - width));
         (self.decode_component(bits, width) == component).then_some(bits)
     }
 
-    /// A component of a register as 16 bits, if it is exactly one of these.
-    pub(crate) fn narrow(&self, component: u32) -> Option<u16> {
+    /// A component of an element as 16 bits. As Mesa's developers found it: singles go towards zero, normalised numbers to the
+    /// nearest half, integers to the limits. Scaled numbers must be exact.
+    fn decode_half(&self, bits: u32, width: u32) -> Option<u16> {
+        let signed = ((bits << (32 - width)) as i32) >> (32 - width);
+        let most = (1u64 << width) - 1;
         let half = match self.number {
-            Uint => component as u16,
-            Sint => component as i16 as u16,
-            _ => f16::from_f32(f32::from_bits(component)).to_bits(),
+            Unorm => nearest_half(bits as f64 / most as f64).to_bits(),
+            Snorm => nearest_half((signed as f64 / (most >> 1) as f64).max(-1.0)).to_bits(),
+            Uint => bits.min(u16::MAX as u32) as u16,
+            Sint => signed.clamp(i16::MIN as i32, i16::MAX as i32) as u16,
+            Float => toward_zero_half(f32::from_bits(self.decode_component(bits, width))) as u16,
+            Uscaled | Sscaled => {
+                let value = f32::from_bits(self.decode_component(bits, width));
+                let half = f16::from_f32(value);
+                return (half.to_f32() == value).then_some(half.to_bits());
+            }
         };
-        (self.widen(half) == component).then_some(half)
+        Some(half)
     }
 
     /// 16 bits as a component of a register.
-    pub(crate) fn widen(&self, half: u16) -> u32 {
+    fn widen(&self, half: u16) -> u32 {
         match self.number {
             Uint => half as u32,
             Sint => half as i16 as u32,
@@ -212,8 +249,8 @@ impl Typed {
         }
     }
 
-    /// The registers after a load of an element, or of nothing out of range, from what they held before. None where 16 bits do
-    /// not hold a component exactly: nobody has written down how the chip rounds it.
+    /// The registers after a load of an element, or of nothing out of range, from what they held before. None as for
+    /// [`DataFormat::decode_halves`].
     pub(crate) fn load(
         &self,
         format: DataFormat,
@@ -221,18 +258,23 @@ impl Typed {
         selects: [u8; 4],
         old: [u32; 4],
     ) -> Option<[u32; 4]> {
-        let components = element.map_or([0; 4], |element| format.decode(element));
+        let (components, one) = match (element, self.packing) {
+            (None, Packing::Words) => ([0; 4], format.one()),
+            (Some(element), Packing::Words) => (format.decode(element), format.one()),
+            (None, _) => ([0; 4], format.half_one() as u32),
+            (Some(element), _) => (format.decode_halves(element)?.map(u32::from), format.half_one() as u32),
+        };
         let mut registers = old;
         for (component, &select) in selects.iter().enumerate().take(self.components as usize) {
             let value = match select {
-                SELECT_ONE => format.one(),
+                SELECT_ONE => one,
                 SELECT_X.. => components[(select - SELECT_X) as usize & 3],
                 _ => 0,
             };
             let (register, shift) = self.place(component);
             registers[register] = match self.packing {
                 Packing::Words => value,
-                _ => registers[register] & !(0xffff << shift) | (format.narrow(value)? as u32) << shift,
+                _ => registers[register] & !(0xffff << shift) | value << shift,
             };
         }
         Some(registers)

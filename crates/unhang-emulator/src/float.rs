@@ -180,6 +180,14 @@ fn flush_half(value: f16, mode: FloatMode) -> u64 {
     (if flushed { value.to_bits() & 0x8000 } else { value.to_bits() }) as u64
 }
 
+/// The bits of the half that is next to a single towards zero: never infinite where the single is not.
+pub(crate) fn toward_zero_half(value: f32) -> u32 {
+    let near = f16::from_f32(value);
+    let bits = near.to_bits();
+    let too_far = near.to_f32().abs() > value.abs();
+    (if too_far { bits - 1 } else { bits }) as u32
+}
+
 /// The sum of both terms in half precision, rounded once as the mode says.
 pub(crate) fn rounded_half(terms: [f64; 2], mode: FloatMode) -> u64 {
     let nearest = nearest_half(gathered_sum(terms));

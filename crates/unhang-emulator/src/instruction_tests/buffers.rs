@@ -415,7 +415,14 @@ const STORED: &[(u8, u32, Option<u32>)] = &[
     (5, 300, Some(255)), (5, 7, Some(7)), (6, 200, Some(127)), (6, -200i32 as u32, Some(0x80)), (6, -3i32 as u32, Some(0xfd)),
     (7, f(0.1), None), (7, f(0.75), Some(49151)), (7, f(2.0), Some(65535)), (8, f(-2.0), Some(0x8001)),
     (11, 70_000, Some(65535)), (12, -70_000i32 as u32, Some(0x8000)),
-    (13, f(-2.0), Some(0xc000)), (13, f(1.0 / 3.0), None), (13, f(1e9), None),
+    // Halves towards zero: 0x3555.55 and 0x3555.ef; the largest, infinity, no number; the smallest and less.
+    (13, f(-2.0), Some(0xc000)), (13, f(1.0 / 3.0), Some(0x3555)), (13, f(-0.333_48), Some(0xb555)),
+    (13, f(65519.0), Some(0x7bff)), (13, f(1e9), Some(0x7bff)), (13, f(-1e9), Some(0xfbff)),
+    (13, f(f32::INFINITY), Some(0x7c00)), (13, f(f32::NEG_INFINITY), Some(0xfc00)), (13, 0x7fc0_0000, Some(0x7e00)),
+    (13, f(1e-7), Some(1)), (13, f(-5e-8), Some(0x8000)), (13, 1, Some(0)),
+    // Floats of 11 and 10 bits have six and five bits behind the point, and no sign.
+    (36, f(1.999), Some(0x3ff)), (36, f(1e9), Some(0x7bf)), (36, f(-3.0), Some(0)), (36, f(f32::INFINITY), Some(0x7c0)),
+    (43, f(1.999), Some(0x1ff)), (43, f(1e9), Some(0x3df)), (43, f(f32::NEG_INFINITY), Some(0)),
     (20, u32::MAX, Some(u32::MAX)), (21, 1 << 31, Some(1 << 31)), (22, f(0.1), Some(f(0.1))),
 ];
 
@@ -434,15 +441,33 @@ fn stores_are_clamped_and_rounded_where_the_rules_leave_no_choice() {
     }
 }
 
-/// What has no exact form in half a register is not guessed.
+/// Formats by number, an element, and what half a register holds of it; `None` if it is not known.
+#[rustfmt::skip]
+const HALVES: &[(u8, u32, Option<u16>)] = &[
+    // Normalised numbers to the nearest: 9/255 is rounded up, and 65519/65535 is 0x3bff.7f, which a single would round to the middle.
+    (1, 0x33, Some(0x3266)), (1, 9, Some(0x2885)), (1, 255, Some(0x3c00)), (2, 0x81, Some(0xbc00)), (2, 0x80, Some(0xbc00)),
+    (2, 42, Some(0x354b)), (7, 1, Some(0x0100)), (7, 65519, Some(0x3bff)), (8, 0x8001, Some(0xbc00)),
+    // Whole numbers to the limits.
+    (5, 0xfe, Some(0xfe)), (6, 0xfe, Some(0xfffe)), (20, 70_000, Some(0xffff)), (21, 70_000, Some(0x7fff)), (21, -70_000i32 as u32, Some(0x8000)),
+    // Singles towards zero, halves as they are.
+    (22, f(1.0 / 3.0), Some(0x3555)), (22, f(0.333_48), Some(0x3555)), (22, f(1e9), Some(0x7bff)), (22, f(-1e9), Some(0xfbff)), (13, 0xc001, Some(0xc001)),
+    // Scaled numbers that halves do not have.
+    (9, 2048, Some(0x6800)), (9, 2049, None), (9, 65535, None), (10, 0xfffe, Some(0xc000)),
+];
+
 #[test]
-fn what_half_a_register_would_round_is_a_fault() {
-    let words = Words(0, SIZE as u32, RAW & !(0x7f << 12) | 1 << 12);
-    let mut bench = self::bench(words);
-    bench.memory.write(bench.at + 64, &[0x33]).unwrap();
-    let load = encode(find("buffer_load_format_d16_x").unwrap(), Extra { words: [64, 0] });
-    assert_eq!(bench.run(&load), Err(FaultKind::Unsupported));
-    // Nor is an invalid format.
+fn components_are_rounded_into_half_a_register() {
+    for &(number, element, expected) in HALVES {
+        let mut bench = self::bench(Words(0, SIZE as u32, RAW & !(0x7f << 12) | (number as u32) << 12));
+        bench.memory.write(bench.at + 64, &element.to_le_bytes()).unwrap();
+        for (name, format) in [("buffer_load_format_d16_x", 0), ("tbuffer_load_format_d16_x", (number as u32) << 19)] {
+            let definition = find(name).unwrap();
+            let loaded = bench.run(&encode(definition, Extra { words: [64 | format, 0] }));
+            let found = loaded.map(|()| bench.result(definition.format, 1)[0] as u16);
+            assert_eq!(found, expected.ok_or(FaultKind::Unsupported), "{name} of {element:#x} in format {number}");
+        }
+    }
+    // An invalid format is a fault.
     let mut bench = self::bench(Words(0, SIZE as u32, RAW & !(0x7f << 12)));
     let load = encode(find("buffer_load_format_x").unwrap(), Extra { words: [64, 0] });
     assert_eq!(bench.run(&load), Err(FaultKind::Unsupported));

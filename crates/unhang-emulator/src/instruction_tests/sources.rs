@@ -108,11 +108,30 @@ const BUFFERS: &[(&str, &str, &str)] = &[
         "`loads_to_local_memory`",
     ),
     (
-        "Stores clamp normalised and whole numbers; normalised ones go to the nearest step, and NaN to zero. Within 0.1 of a step of the \
-         middle, and where halves and scaled numbers are not exact, it is a fault",
-        "Microsoft, \"Data Conversion Rules\" of Direct3D, to which these chips conform: 0.6 of a step is allowed. AMD, Mesa and LLVM say \
-         nothing",
+        "Stores clamp normalised and whole numbers; normalised ones go to the nearest step, and NaN to zero. Within 0.1 of a \
+         step of the middle it is a fault",
+        "Microsoft, \"Data Conversion Rules\" of Direct3D, to which these chips conform: 0.6 of a step is allowed. AMD, Mesa \
+         and LLVM say nothing",
         "`stores_are_clamped_and_rounded_where_the_rules_leave_no_choice`",
+    ),
+    (
+        "Stores round floats of 16, 11 and 10 bits towards zero: what is too large becomes the largest, infinity and NaN stay, \
+         and negative ones are zero without a sign",
+        "Microsoft, \"Data Conversion Rules\" of Direct3D; Khronos, `EXT_packed_float` of OpenGL, for the sign; \
+         Mesa, `src/amd/vulkan/radv_formats.c`, packs values that stand for stored ones in the same way",
+        "`stores_are_clamped_and_rounded_where_the_rules_leave_no_choice`",
+    ),
+    (
+        "Loads into half a register (`d16`) round singles towards zero and normalised numbers to the nearest half, and whole \
+         numbers end at the limits",
+        "Mesa, commit 3a35522c8a4 (2024-05-04, merge request 28730) for floats and normalised numbers; `integer_dest_saturates` \
+         in `src/amd/vulkan/radv_pipeline.c` for whole ones",
+        "`components_are_rounded_into_half_a_register`",
+    ),
+    (
+        "Scaled numbers that are not exact, in stores and in loads into half a register, are a fault",
+        "nobody: Direct3D 10 and newer and OpenCL have no such formats, and Vulkan requires no stores to them",
+        "`stores_are_clamped_and_rounded_where_the_rules_leave_no_choice`, `components_are_rounded_into_half_a_register`",
     ),
 ];
 

@@ -1,13 +1,11 @@
 //! What float instructions compute: conversions, and arithmetic in single, double and half precision.
 
-use half::f16;
-
 use super::operation::{LaneOperation, accumulate, hot, median, op, wide};
 use crate::divide::divide_fixup;
 use crate::float::{
     FloatMode, Round, approximate_double, approximate_half, approximate_single, approximate_source, double,
     double_bits, fused_double, fused_single, half_bits, half_value, rounded_double, rounded_half, rounded_single,
-    scaled_double, single, single_bits,
+    scaled_double, single, single_bits, toward_zero_half,
 };
 use crate::two_over_pi;
 use crate::wave::{LANES, Lanes, Type};
@@ -89,13 +87,6 @@ fn add(a: f32, b: f32, mode: FloatMode) -> u64 {
 fn multiply(a: f32, b: f32, mode: FloatMode) -> u64 {
     let exact = a as f64 * b as f64;
     rounded_single(a * b, [exact, 0f64.copysign(exact)], mode)
-}
-
-fn toward_zero_half(value: f32) -> u32 {
-    let near = f16::from_f32(value);
-    let bits = near.to_bits();
-    let too_far = near.to_f32().abs() > value.abs();
-    (if too_far { bits - 1 } else { bits }) as u32
 }
 
 /// a·b + c of a whole register. A product of two singles is exact in double precision, so a sum that is rounded there and

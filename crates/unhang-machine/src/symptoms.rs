@@ -213,17 +213,35 @@ pub fn sections_for(text: &str) -> Vec<&'static str> {
 
 /// The sections whose words a lower-case text contains.
 fn sections_of_words(text: &str) -> Vec<&'static str> {
-    let found = of_table(SYMPTOMS, |word| has_beginning(text, word));
+    let (log, rest): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| is_of_kernel_log(line));
+    let rest = rest.join("\n");
+    // A log of a whole day has every word somewhere: one event is in lines that follow each other.
+    let events: Vec<String> =
+        (0..log.len()).map(|at| log[at..log.len().min(at + LINES_OF_AN_EVENT)].join("\n")).collect();
+    let parts = || std::iter::once(&rest).chain(&events);
+    let is_one_event = |words: &[&str]| parts().any(|part| words.iter().all(|word| has_beginning(part, word)));
+    let found = of_table(SYMPTOMS, |words| words.iter().all(|word| text.contains(word)) && is_one_event(words));
     if !found.is_empty() {
         return found;
     }
-    // Whole words, or their beginnings: "change" is not a hang, and "financial" is not NaN.
-    let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric()).collect();
-    of_table(IN_OWN_WORDS, |wanted| match wanted {
+    // Whole words, or their beginnings: "change" is not a hang, and "financial" is not NaN. The kernel's own words are no person's.
+    let words: Vec<&str> = rest.split(|c: char| !c.is_alphanumeric()).collect();
+    let is_there = |wanted: &str| match wanted {
         "nan" => words.contains(&wanted),
-        phrase if phrase.contains(' ') => text.contains(phrase),
+        phrase if phrase.contains(' ') => rest.contains(phrase),
         beginning => words.iter().any(|word| word.starts_with(beginning)),
-    })
+    };
+    of_table(IN_OWN_WORDS, |wanted| wanted.iter().all(|word| is_there(word)))
+}
+
+/// How many lines of the kernel's log one event has at most, as far as its words are looked for.
+const LINES_OF_AN_EVENT: usize = 6;
+
+/// Whether a line is of `dmesg` (`[   12.345678] …`, or with a date) or of `journalctl -k` (`… host kernel: …`).
+fn is_of_kernel_log(line: &str) -> bool {
+    let stamp = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")).map(|(stamp, _)| stamp.trim());
+    let is_time = |stamp: &str| stamp.ends_with(|c: char| c.is_ascii_digit()) && stamp.contains(['.', ':']);
+    stamp.is_some_and(is_time) || line.contains(" kernel: ")
 }
 
 /// Whether a text has the words, with no letter before them: "chip" is not HIP, and "during" is not a ring. Digits may be there:
@@ -232,10 +250,10 @@ fn has_beginning(text: &str, words: &str) -> bool {
     text.match_indices(words).any(|(at, _)| !text[..at].ends_with(char::is_alphabetic))
 }
 
-fn of_table(table: &'static [Symptom], is_there: impl Fn(&'static str) -> bool) -> Vec<&'static str> {
+fn of_table(table: &'static [Symptom], is_there: impl Fn(&'static [&'static str]) -> bool) -> Vec<&'static str> {
     let mut found: Vec<&'static str> = Vec::new();
     for (words, sections) in table {
-        if words.iter().all(|word| is_there(word)) {
+        if is_there(words) {
             let new = sections.iter().filter(|section| !found.contains(section));
             found.extend(new.copied().collect::<Vec<_>>());
         }
@@ -359,6 +377,38 @@ mod tests {
             ("it hangs and then: HIP out of memory", "out-of-memory"),
         ] {
             assert_eq!(sections_for(text).first(), Some(&first), "{text}");
+        }
+    }
+
+    /// The words of a log in which nothing went wrong, and of one in which a card was lost.
+    #[test]
+    fn a_log_of_the_kernel_is_read_event_by_event() {
+        let quiet = [
+            "pvm-pv: not detected, 0/49 sites patched",
+            "ACPI: EC: interrupt blocked",
+            "amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 uses VM inv eng 0 on hub 0",
+            "amdgpu 0000:03:00.0: amdgpu: ring comp_1.0.0 uses VM inv eng 1 on hub 0",
+            "[drm] Initialized amdgpu 3.49.0 20150101 for 0000:03:00.0 on minor 0",
+            "usb 1-4: new high-speed USB device number 3",
+            "EXT4-fs (sda1): mounted filesystem",
+            "audit: type=1400 apparmor=\"STATUS\"",
+            "BUG: workqueue lockup - pool cpus=0 stuck for 34s!",
+            "workqueue events_freezable: flags=0x104",
+            "iwlwifi 0000:02:00.0: timeout waiting for firmware, slow",
+        ];
+        let lost = "amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=3";
+        let stamps: [fn(&str) -> String; 3] = [
+            |line| format!("[   29.735431] {line}\n"),
+            |line| format!("[Wed Nov 18 12:00:01 2026] {line}\n"),
+            |line| format!("Nov 18 12:00:01 machine kernel: {line}\n"),
+        ];
+        for stamp in stamps {
+            let log: String = quiet.iter().map(|line| stamp(line)).collect();
+            assert!(sections_for(&log).is_empty(), "{log}: {:?}", sections_for(&log));
+            let log = format!("{log}{}{log}", stamp(lost));
+            assert_eq!(sections_for(&log), ["ring-timeout"], "{log}");
+            // What a person writes beside a log counts.
+            assert_eq!(sections_for(&format!("my training hangs\n{}", stamp(quiet[0])))[0], "spoofed-architecture");
         }
     }
 }

@@ -429,7 +429,10 @@ impl Generator {
         let (a, b) = (self.expression(kind, depth), self.expression(kind, depth));
         let suffix = if kind == F32 { "f" } else { "" };
         match self.random.below(18) {
-            0..=5 => format!("({name})({a} {} {b})", self.random.pick(&["+", "-", "*"])),
+            0..=5 => match self.random.pick(&["+", "-", "*"]) {
+                "-" => format!("difference<{name}>({a}, {b})"),
+                operator => format!("({name})({a} {operator} {b})"),
+            },
             // Halves are divided less exactly by older compilers.
             6 | 7 if kind != F16 => format!("({a} / {b})"),
             8 | 9 if kind != F16 => format!("__builtin_fma{suffix}({a}, {b}, {})", self.expression(kind, depth)),

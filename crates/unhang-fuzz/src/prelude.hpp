@@ -62,6 +62,15 @@ template <class T> INLINE T inverse(T x) {
     return x;
 }
 
+// A zero that the compiler knows is hidden from it: clang 19 to 24 make -x of 0 - x where another instruction takes the result, and of
+// x = +0 that is not the same.
+template <class T> INLINE T difference(T a, T b) {
+#if ON_DEVICE
+    if (__builtin_constant_p(a == 0) && a == 0) __asm__("" : "+v"(a));
+#endif
+    return (T)(a - b);
+}
+
 // Whole numbers: division by zero is the dividend, and what overflows is not divided.
 template <class T> INLINE T quotient(T a, T b) {
     return b == 0 || ((T)-1 < (T)0 && b == (T)-1) ? a : (T)(a / b);

@@ -37,9 +37,9 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The compilers that are here; says so if one is not.
+/// The compilers that are here; says so if one of the first two is not. Newer ones are tried where somebody put them into `PATH`.
 fn compilers() -> Vec<u8> {
-    let here = Bench::compilers(&[21, 22]);
+    let here = Bench::compilers(&[21, 22, 23, 24]);
     for version in [21, 22].into_iter().filter(|version| !here.contains(version)) {
         println!(
             "skipped: newer compilers: clang-{version} and lld-{version} are not in PATH (tools/rocm-root --release compilers)"
@@ -48,12 +48,17 @@ fn compilers() -> Vec<u8> {
     here
 }
 
-/// A random program as a code object; `None` where the compiler itself crashes, as clang 21 does in branch relaxation without
-/// optimisation: a fault of LLVM's that says nothing about its code.
+/// Whether an error is the compiler's own crash, as clang 21 has them in branch relaxation: a fault of LLVM's that says nothing
+/// about its code.
+fn is_crash(error: &str) -> bool {
+    error.contains("'Branch relaxation pass'")
+}
+
+/// A random program as a code object; `None` where the compiler itself crashes.
 fn compiled(bench: &Bench, seed: u64, target: Target) -> Option<Vec<u8>> {
     match bench.compile(&generate(seed).source(), target) {
         Ok(object) => Some(object),
-        Err(error) if format!("{error:#}").contains("'Branch relaxation pass'") => {
+        Err(error) if is_crash(&format!("{error:#}")) => {
             println!("seed {seed} {target}: the compiler crashes");
             None
         }
@@ -138,8 +143,10 @@ fn each_work_around_of_newer_compilers_is_missed() {
                     for (name, (code, found)) in &without {
                         let found = found.iter().filter(|it| it.rule == rule).count();
                         let changed = *code != with[name].0;
-                        // Without the first, loops are aligned too; of the second only known addresses are found.
-                        let in_part = matches!(rule, Rule::InstructionPrefetch | Rule::LocalMisaligned);
+                        // Without the first, loops are aligned too; of the second only known addresses are found; and compilers
+                        // disagree on which side loads to local memory are.
+                        let in_part = matches!(rule, Rule::InstructionPrefetch | Rule::LocalMisaligned)
+                            || rule == Rule::LocalBranchMemory && name == "load_to_local";
                         let counts = found > 0 || !in_part;
                         assert!(
                             !counts || (found > 0) == changed,
@@ -208,7 +215,7 @@ fn random_programs_of_newer_compilers_compute_as_on_the_host() {
         println!("skipped: no clang-19 and lld-19 to compile random programs with");
         return;
     }
-    let (bench, mut runs, mut instructions, mut hazards) = (Bench::new().unwrap(), 0, 0, 0);
+    let (bench, mut runs, mut instructions, mut hazards, mut crashes) = (Bench::new().unwrap(), [0, 0], 0, 0, 0);
     let first = setting("UNHANG_FUZZ_SEED", 1);
     for seed in first..first + setting("UNHANG_TEST_CASES", 6) {
         // One target of each width: the host computes once for each.
@@ -216,17 +223,27 @@ fn random_programs_of_newer_compilers_compute_as_on_the_host() {
         let half = targets.len() / 2;
         let chosen = [targets[seed as usize % half], targets[half + seed as usize % half]];
         for (target, outcome) in bench.compare(&generate(seed), &chosen).unwrap() {
+            if matches!(&outcome, ComparedOutcome::NotCompiled(error) if is_crash(error)) {
+                println!("seed {seed} {target}: the compiler crashes");
+                crashes += 1;
+                continue;
+            }
             let ComparedOutcome::Same { instructions: executed, hazard, .. } = &outcome else {
                 panic!(
                     "seed {seed} {target}: {outcome}\n  \
                      again: UNHANG_FUZZ_SEED={seed} UNHANG_TEST_CASES=1 UNHANG_FUZZ_TARGET={target} cargo test -p unhang-fuzz"
                 );
             };
-            (runs, instructions, hazards) = (runs + 1, instructions + executed, hazards + hazard.is_some() as u64);
+            runs[target.wave64 as usize] += 1;
+            (instructions, hazards) = (instructions + executed, hazards + hazard.is_some() as u64);
         }
     }
     println!(
-        "{runs} runs, {:.1} million instructions, no difference; {hazards} stopped at a hazard across a call",
+        "{} runs in waves of 32 and {} of 64 lanes by clang {compilers:?}, {:.1} million instructions, no difference; \
+         {hazards} stopped at a hazard across a call; the compiler crashed on {crashes} more",
+        runs[0],
+        runs[1],
         instructions as f64 / 1e6
     );
+    assert!(runs.iter().all(|&runs| runs > crashes), "too few programs were compiled");
 }

@@ -31,13 +31,15 @@ impl Transfer {
 
     /// What an instruction does in code that was compiled for a chip.
     ///
-    /// Compilers before LLVM 22 did not count flat accesses as vector memory, and cards run what those for RDNA1 wrote. So flat
-    /// accesses are found in code for other chips alone.
+    /// Compilers before LLVM 22 did not count flat accesses as vector memory, nor loads to local memory as local, and cards run
+    /// what those for RDNA1 wrote. So both are found in code for other chips alone.
     #[inline]
     pub fn compiled_for(chip: Chip, instruction: &Instruction, wave64: bool) -> Transfer {
         let mut transfer = Transfer::new(instruction, wave64);
         if chip.is_rdna1() && instruction.class() == Class::Flat {
             lds_branch_vmem_war::excuse_flat(&mut transfer);
+        } else if chip.is_rdna1() && instruction.loads_to_local() {
+            lds_branch_vmem_war::excuse_load_to_local(&mut transfer);
         }
         transfer
     }

@@ -2,7 +2,7 @@
 //!
 //! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in one. Since LLVM 22
 //! (llvm-project pull requests 137148 and 137170, 2025) flat accesses count as vector memory, and buffer loads to LDS as local.
-//! Flat accesses of code for RDNA1 itself are never found: older compilers did not know them ([`Transfer::compiled_for`]).
+//! Both are never found in code for RDNA1 itself: older compilers did not know them ([`Transfer::compiled_for`]).
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -54,6 +54,14 @@ pub(in crate::audit) fn excuse_flat(transfer: &mut Transfer) {
     transfer.add.bits &= !MEMORY_PENDING;
 }
 
+/// Makes a load to local memory one that breaks nothing and with which nothing can be broken. It ends what is pending of either
+/// kind: older compilers took it for an access to memory, newer ones for a local one.
+pub(in crate::audit) fn excuse_load_to_local(transfer: &mut Transfer) {
+    transfer.check.bits &= !ARMED;
+    transfer.add.bits &= !ALL;
+    transfer.keeps_bits &= !ALL;
+}
+
 fn broken(met: PendingSet) -> Option<Option<u8>> {
     (met.bits & ARMED != 0).then_some(None)
 }
@@ -102,5 +110,17 @@ mod tests {
         // An access to memory before it is as pending as it was.
         assert_eq!(behind.bits & super::ALL, super::MEMORY_PENDING);
         assert_eq!((transfer.check.bits, transfer.add.bits & super::ALL), (0, 0));
+    }
+
+    #[test]
+    fn loads_to_local_memory_of_native_code_break_nothing_and_end_all() {
+        // buffer_load_dword off, s[8:11], 0 lds
+        let bytes: Vec<u8> = [0xe031_0000u32, 0x8002_0000].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let load = crate::decode(&bytes, crate::Chip::Gfx1010).unwrap();
+        let of = |chip| crate::audit::Transfer::compiled_for(chip, &load, false);
+        let behind = |chip| of(chip).apply(super::PendingSet { bits: super::ALL, ..Default::default() });
+        assert_eq!((of(crate::Chip::Gfx1013).check.bits, behind(crate::Chip::Gfx1013).bits & super::ALL), (0, 0));
+        assert_eq!(of(crate::Chip::Gfx1030).check.bits, super::MEMORY_ARMED);
+        assert_eq!(behind(crate::Chip::Gfx1030).bits & super::ALL, super::LOCAL_PENDING);
     }
 }

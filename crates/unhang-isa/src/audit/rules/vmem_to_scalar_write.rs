@@ -1,5 +1,7 @@
 //! `vmem-to-scalar-write-hazard`: a memory instruction reads a scalar register, EXEC or M0, then a scalar instruction
 //! overwrites it, with no vector instruction or full wait between.
+//!
+//! To LLVM a load from a buffer to local memory is a memory instruction and a vector one (review D124472, 2022).
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -31,6 +33,10 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
         }
         Class::VectorMemory | Class::Segment | Class::Flat | Class::Local => {
             transfer.add.memory_reads = effects.reads;
+            // A load to local memory is vector arithmetic too: it waits as well, and is waited for.
+            if instruction.loads_to_local() {
+                transfer.keeps_memory_reads = false;
+            }
         }
         Class::Export => {}
     }
@@ -64,5 +70,13 @@ mod tests {
         check(&with(&[0xbf80_0000]), &[Rule::MemoryToScalarWrite]);
         // s_mov_b32 s6, 0: another register.
         check(&[load[0], load[1], 0xbe86_0380], &[]);
+    }
+
+    #[test]
+    fn a_load_to_local_memory_waits_and_is_waited_for() {
+        // global_load_dword v6, v1, s[4:5]; buffer_load_dword off, s[8:11], 0 lds; s_mov_b32 s4, 0; s_mov_b32 s8, 0
+        let (load, to_local) = ([0xdc30_8000, 0x0604_0001], [0xe031_0000, 0x8002_0000]);
+        check(&[&load[..], &to_local, &[0xbe84_0380]].concat(), &[]);
+        check(&[&load[..], &to_local, &[0xbe88_0380]].concat(), &[Rule::MemoryToScalarWrite]);
     }
 }

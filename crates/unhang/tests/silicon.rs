@@ -175,3 +175,19 @@ fn the_test_for_cards_is_skipped_without_one() {
         assert_eq!(output.lines().count(), 6, "{output}");
     }
 }
+
+/// autopkgtest refuses a file with a field or a restriction that it does not know, and a name of a test beside `Tests`.
+#[test]
+fn the_control_file_of_the_test_for_cards_is_one_that_autopkgtest_takes() {
+    let control = read("debian/tests/control");
+    let fields: BTreeMap<&str, &str> = control.lines().map(|line| line.split_once(": ").expect(line)).collect();
+    let known = ["Tests", "Depends", "Restrictions"];
+    assert!(fields.keys().all(|field| known.contains(field)), "{fields:?}");
+    assert!(fields["Depends"].split(", ").any(|package| package == "@"), "the package itself is installed first");
+    assert_eq!(fields["Restrictions"], "allow-stderr, skippable", "an exit code of 77 is a failure without the second");
+    for test in fields["Tests"].split(", ") {
+        let script = root().join("debian/tests").join(test);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&script).unwrap().permissions());
+        assert!(mode & 0o111 != 0, "{} cannot be executed", script.display());
+    }
+}

@@ -1,9 +1,12 @@
-//! The order of every `--help`: what the command does, its usage, examples, options, notes, and exit codes last.
+//! The order of every `--help` and manual page: what the command does, its usage, examples, options, notes, and exit codes last.
 //!
-//! A command's definition has examples, notes and exit codes in its epilogue, which the manual pages show as it is.
+//! A command's definition has examples, notes and exit codes in its epilogue.
+
+use std::io;
 
 use clap::Command;
 use clap::builder::Resettable;
+use clap_mangen::Man;
 
 const ORDER: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
 const EXIT_CODES: &str = "Exit codes:";
@@ -29,6 +32,40 @@ fn arrange_below(command: Command, inherited: Option<&str>) -> Command {
         .before_help(text(&examples))
         .after_help(text(&last))
         .mut_subcommands(|inner| arrange_below(inner, codes))
+}
+
+/// A manual page for the program and for each subcommand, by the names of their files.
+pub(crate) fn manual_pages(command: Command) -> io::Result<Vec<(String, String)>> {
+    let mut command = arrange(command).disable_help_subcommand(true);
+    command.build();
+    let mut pages = Vec::new();
+    add_pages(&command, &mut pages)?;
+    Ok(pages)
+}
+
+fn add_pages(command: &Command, pages: &mut Vec<(String, String)>) -> io::Result<()> {
+    let man = Man::new(command.clone().after_help(Resettable::Reset));
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    if let Some(examples) = command.get_before_help() {
+        page =
+            page.replacen(".SH OPTIONS\n", &format!("{}.SH OPTIONS\n", section("EXAMPLES", &examples.to_string())), 1);
+    }
+    for block in command.get_after_help().map(ToString::to_string).unwrap_or_default().split("\n\n") {
+        page += &section(if block.starts_with(EXIT_CODES) { "EXIT STATUS" } else { "NOTES" }, block);
+    }
+    pages.push((man.get_filename(), page));
+    command.get_subcommands().filter(|it| !it.is_hide_set()).try_for_each(|inner| add_pages(inner, pages))
+}
+
+/// A block as a section of a manual page, line by line, without its own heading.
+fn section(heading: &str, block: &str) -> String {
+    let has_heading = block.lines().next().is_some_and(|line| line.ends_with(':'));
+    let lines = block.lines().skip(usize::from(has_heading));
+    let lines = lines.map(|line| line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq"));
+    let body: String = lines.map(|line| format!("\\&{}\n", line.strip_prefix("  ").unwrap_or(&line))).collect();
+    format!(".SH \"{heading}\"\n.nf\n{body}.fi\n")
 }
 
 #[cfg(test)]
@@ -72,6 +109,19 @@ mod tests {
                 let is_code = code.parse::<u8>().is_ok() && !meaning.trim().contains("  ");
                 assert!(is_code || line.contains("the program's own"), "{name} --help: {line:?}");
             }
+        }
+    }
+
+    #[test]
+    fn manual_pages_have_the_order_of_the_help() {
+        let pages = manual_pages(crate::Arguments::command()).unwrap();
+        assert!(pages.len() > 30, "{}", pages.len());
+        for (name, page) in pages {
+            let sections: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(".SH ")).collect();
+            let at = |wanted: &str| sections.iter().position(|it| it.trim_matches('"') == wanted);
+            let order = ["NAME", "SYNOPSIS", "EXAMPLES", "OPTIONS", "EXIT STATUS"].map(at);
+            assert!(order.iter().all(Option::is_some) && order.is_sorted(), "{name}: {sections:?}");
+            assert!(!page.contains("Exit codes:") && !page.contains(".SH EXTRA"), "{name}");
         }
     }
 

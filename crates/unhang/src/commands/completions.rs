@@ -1,5 +1,6 @@
 //! `unhang completions`: what shells complete, and the manual pages, from the definition that also parses.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,6 +10,7 @@ use clap_complete::Shell;
 
 use super::text::print_text;
 use super::whole_file::make_folder;
+use crate::help;
 
 /// Print completions for a shell, or write the manual pages.
 #[derive(Args)]
@@ -40,7 +42,8 @@ impl Completions {
         }
         if let Some(folder) = self.man {
             make_folder(&folder)?;
-            clap_mangen::generate_to(command, &folder)
+            help::manual_pages(command)
+                .and_then(|pages| pages.iter().try_for_each(|(name, page)| fs::write(folder.join(name), page)))
                 .with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
         }
         Ok(ExitCode::SUCCESS)

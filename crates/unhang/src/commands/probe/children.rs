@@ -115,9 +115,15 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
             Err(anyhow!("hint: see `unhang doctor`; if the card already hangs, restart the machine before probing")
                 .context(format!("torch in {name} did not answer within {} s", deadline.as_secs())))
         }
-        (ended, _) => Err(anyhow!(hint)
-            .context(printable(outcome.last_words()))
-            .context(format!("{name} could not be asked ({ended:?})"))),
+        (ended, _) => {
+            let how = match ended {
+                Ended::Signalled(signal) => format!("died of signal {signal}"),
+                Ended::Exited(code) => format!("ended with code {code}"),
+                Ended::TimedOut | Ended::Unkillable => "was killed".to_owned(),
+            };
+            let failed = format!("{name} {how} before it answered");
+            Err(anyhow!(hint).context(printable(outcome.last_words())).context(failed))
+        }
     }
 }
 

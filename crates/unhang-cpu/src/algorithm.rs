@@ -62,6 +62,8 @@ pub enum Algorithm {
     /// A product of matrices, once each tap's pixels or each patch's rows are brought together: large filters that meet each pixel
     /// once, in NCHW, and of images in NHWC, forward.
     Patches,
+    /// The depthwise one, once channels are repeated: a few filters a channel, but not the weight gradient in NCHW.
+    RepeatedChannels,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
 }
@@ -100,6 +102,7 @@ impl Algorithm {
             // One row must not be longer than a chain of terms may be.
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
+            () if problem.is_depthwise() && repeating_pays(problem) => Algorithm::RepeatedChannels,
             () if is_one_result(problem) && !weights => Algorithm::SinglePixels,
             () if is_one_result(problem) && sums_few_images(problem, isa) => Algorithm::SinglePixelsWeights,
             () if one_group && weights && dense_tap && problem.out_channels() < FEWEST_PACKED => {
@@ -155,9 +158,20 @@ impl Algorithm {
             Algorithm::Planes => "planes",
             Algorithm::ByPlanes => "by-planes",
             Algorithm::Patches => "patches",
+            Algorithm::RepeatedChannels => "repeated-channels",
             Algorithm::Direct => "direct",
         }
     }
+}
+
+/// Filters of a channel up to which it is repeated for each of them.
+const MOST_FILTERS_OF_CHANNEL: usize = 4;
+
+/// Whether a depthwise convolution has a few filters a channel. The weight gradients of planes are faster where they are.
+fn repeating_pays(problem: &Problem) -> bool {
+    let filters = problem.out_channels() / problem.in_channels();
+    let is_fast_in_place = problem.direction() == Direction::BackwardWeights && problem.layout() == Layout::Nchw;
+    filters <= MOST_FILTERS_OF_CHANNEL && !is_fast_in_place
 }
 
 /// Whether a filter has one tap for each pixel of an image, and so one result: an image is a vector, and filters are a matrix.

@@ -89,12 +89,18 @@ fn threads_change_nothing_in_what_they_share_out() {
     }
 }
 
-/// Depthwise problems, which the general strategy makes seldom.
+/// Depthwise problems, which the general strategy makes seldom, of one filter a channel and of a few.
 fn depthwise() -> impl Strategy<Value = Problem> {
-    (any_problem(DataType::F32), 2i64..40).prop_filter_map("makes no convolution", |(problem, channels)| {
-        let specification = problem.specification();
-        Problem::new(Specification { in_channels: channels, out_channels: channels, groups: channels, ..specification })
-            .ok()
+    let filters = prop_oneof![3 => Just(1i64), 2 => 2i64..6];
+    (any_problem(DataType::F32), 2i64..40, filters).prop_filter_map("makes no convolution", |sizes| {
+        let (problem, channels, filters) = sizes;
+        Problem::new(Specification {
+            in_channels: channels,
+            out_channels: channels * filters,
+            groups: channels,
+            ..problem.specification()
+        })
+        .ok()
     })
 }
 

@@ -389,7 +389,10 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(Specification { in_size: [10, 10], ..flat }), Algorithm::Direct);
     assert_eq!(chosen(image.clone()), Algorithm::Pointwise);
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
-    assert_eq!(chosen(Specification { groups: 32, kernel: [3, 3], ..image.clone() }), Algorithm::Depthwise);
+    let depthwise = Specification { groups: 32, kernel: [3, 3], ..image.clone() };
+    assert_eq!(chosen(depthwise.clone()), Algorithm::Depthwise);
+    assert_eq!(chosen(Specification { out_channels: 128, ..depthwise.clone() }), Algorithm::RepeatedChannels);
+    assert_ne!(chosen(Specification { out_channels: 160, ..depthwise }), Algorithm::RepeatedChannels);
     assert_eq!(chosen(Specification { direction: Direction::BackwardWeights, ..image.clone() }), Algorithm::Weights);
     assert_eq!(chosen(Specification { stride: [65, 1], ..image.clone() }), Algorithm::Plain);
     assert_eq!(chosen(Specification { data_type: DataType::F64, ..image }), Algorithm::Plain);

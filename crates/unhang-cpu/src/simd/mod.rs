@@ -25,6 +25,7 @@ mod plane_gradient;
 mod planes;
 mod pointwise;
 mod rearranged;
+mod repeated;
 mod source;
 mod tiling;
 mod vector;
@@ -82,6 +83,9 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         }),
         Algorithm::Patches => rearranged::compute_patches(problem, work, |dense, work| {
             compute_with(dense, Algorithm::choose(dense, work.kernels.isa), work);
+        }),
+        Algorithm::RepeatedChannels => repeated::compute(problem, work, |one_each, work| {
+            compute_with(one_each, Algorithm::Depthwise, work);
         }),
         Algorithm::Planes => planes::compute(&gather(), work),
         Algorithm::Direct => gather::compute(&gather(), work),

@@ -116,12 +116,11 @@ impl<'a> Planner<'a> {
         if self.situation.device == Device::Accelerator {
             engines.push(Aten);
         }
-        let usable = |engine: &EngineName| !self.is_out(*engine);
+        let cpu_allowed = self.situation.device == Device::Cpu || self.settings.cpu_fallback_enabled;
+        let allowed = |engine: EngineName| engine != Cpu || cpu_allowed;
         if let Worth::Out(why) = self.worth(own) {
             let others = self.proven().into_iter().map(|it| it.0).chain([Aten, Jit, Cpu]);
-            let cpu_allowed = self.situation.device == Device::Cpu || self.settings.cpu_fallback_enabled;
-            let engines: Vec<EngineName> =
-                others.filter(usable).filter(|engine| *engine != Cpu || cpu_allowed).collect();
+            let engines: Vec<EngineName> = others.filter(|engine| !self.is_out(*engine) && allowed(*engine)).collect();
             let mut order = Order { reason: why.clone(), engines, warnings: Vec::new() };
             match order.engines.first() {
                 Some(first) => order.reason = format!("{why}; {first} is next"),
@@ -129,7 +128,8 @@ impl<'a> Planner<'a> {
             }
             return order;
         }
-        let proven = self.proven();
+        let mut proven = self.proven();
+        proven.retain(|it| allowed(it.0));
         let own_seconds = proven.iter().find(|it| it.0 == own).and_then(|it| it.1);
         if let (Some(&(fastest, Some(seconds))), Some(own_seconds)) = (proven.first(), own_seconds)
             && fastest != own

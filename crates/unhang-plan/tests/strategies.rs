@@ -57,6 +57,17 @@ fn auto_on_an_affected_card_without_evidence() {
 }
 
 #[test]
+fn auto_leaves_the_cpu_out_on_any_card_where_it_is_not_allowed() {
+    let measured = [(Miopen, Works, RecordSource::Probe, Some(0.6)), (Cpu, Works, RecordSource::Probe, Some(1e-6))];
+    let known = evidence(SMALL, &measured);
+    let auto = settings(Strategy::Auto);
+    let plan = check(SMALL, &auto, &Situation::accelerator(), &known, &[Cpu, Miopen, Aten]);
+    assert!(plan.reason.contains("cpu was measured as faster here than miopen"), "{}", plan.reason);
+    let without_cpu = Settings { cpu_fallback_enabled: false, ..auto };
+    check(SMALL, &without_cpu, &Situation::accelerator(), &known, &[Miopen, Aten]);
+}
+
+#[test]
 fn auto_takes_the_fastest_that_was_seen_to_work() {
     let auto = settings(Strategy::Auto);
     let known = [(Jit, Works, RecordSource::Probe, Some(2e-3)), (Aten, Works, RecordSource::Run, Some(1e-3))];

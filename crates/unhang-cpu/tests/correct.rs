@@ -94,13 +94,10 @@ fn depthwise() -> impl Strategy<Value = Problem> {
     let filters = prop_oneof![3 => Just(1i64), 2 => 2i64..6];
     (any_problem(DataType::F32), 2i64..40, filters).prop_filter_map("makes no convolution", |sizes| {
         let (problem, channels, filters) = sizes;
-        Problem::new(Specification {
-            in_channels: channels,
-            out_channels: channels * filters,
-            groups: channels,
-            ..problem.specification()
-        })
-        .ok()
+        // A transposed one gathers what an ordinary one scatters.
+        let (in_channels, out_channels) =
+            if problem.transposed() { (channels * filters, channels) } else { (channels, channels * filters) };
+        Problem::new(Specification { in_channels, out_channels, groups: channels, ..problem.specification() }).ok()
     })
 }
 

@@ -45,6 +45,28 @@ fn many_images_of_one_pixel() {
     passes(&Specification { kernel: [6, 6], in_size: [6, 6], stride: [2, 2], ..images });
 }
 
+/// Several filters a channel, on more images than are computed at a time; transposed they have a bias to add to what is summed up.
+#[test]
+fn a_few_filters_a_channel() {
+    let two = Specification {
+        batch: 12,
+        in_channels: 24,
+        out_channels: 48,
+        groups: 24,
+        in_size: [21, 20],
+        kernel: [3, 3],
+        padding: [1, 1],
+        ..Specification::default()
+    };
+    for filters in 2..=5 {
+        passes(&Specification { out_channels: filters * 24, ..two.clone() });
+        let stride = [2, 1];
+        let turned =
+            Specification { in_channels: filters * 24, out_channels: 24, transposed: true, stride, ..two.clone() };
+        passes(&turned);
+    }
+}
+
 #[test]
 fn huge_strides_and_dilations() {
     let image = Specification { in_channels: 3, out_channels: 4, in_size: [19, 23], ..Specification::default() };

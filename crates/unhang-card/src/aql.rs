@@ -171,6 +171,8 @@ impl Processor {
             Err(step) => return Ok(step),
         };
         let process = queue.process;
+        // The owner maps private memory before it answers, which may have been after the caller took its table.
+        let table = &process.memory.table(queue.place.card);
         let journal = &process.journal;
         journal.count(Counter::Dispatches, 1);
         let executor = &process.executors[queue.place.card];

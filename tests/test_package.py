@@ -154,6 +154,8 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
     for line in ("[measured]", "[rehearsed: a folder describes the machine]", "Verdict: affected",
                  "enable('cpu_fallback')", "canary of aten: hangs", "As a page: "):  # fmt: skip
         assert line in shown, shown
+    plans = shown.partition("Who computes which layer here, and why")[2].partition("[rehearsed")[0]
+    assert re.search(r"[a-z]:f32:.*\n +cpu, \d+ times: ", plans), plans
     page = Path(shown.rsplit("As a page: ", 1)[1].strip())
     assert page.read_text().startswith("<!doctype html>") or page.read_text().lower().startswith("<!doctype html>")
 

@@ -104,6 +104,7 @@ def show_plans(number: int, device: str) -> None:
     """The plan and its reason for each layer and direction of the last training."""
     heading(number, "Who computes which layer here, and why", "measured")
     _convolve.routes.clear()
+    _convolve.replan()
     with unhang.enabled("cpu_fallback", devices=(device,)):
         train(device)
     print_plans(plans(), "  ")
@@ -122,7 +123,9 @@ def print_plans(lines: list[str], indent: str) -> None:
     for key, reason in zip(lines[: 2 * SHOWN : 2], lines[1 : 2 * SHOWN : 2]):
         print_paragraph(key, indent)
         print_paragraph(reason, f"{indent}    ")
-    print(f"{indent}… and {max(0, len(lines) // 2 - SHOWN)} more", flush=True)
+    more = len(lines) // 2 - SHOWN
+    if more > 0:
+        print(f"{indent}… and {more} more", flush=True)
 
 
 def print_paragraph(text: str, indent: str) -> None:

@@ -57,7 +57,7 @@ pub(crate) fn find(library: &str, named: Option<&str>, program: Option<&Path>) -
 }
 
 /// Whether a file next to the program may be run with the user's rights: it and its folder belong to us, to root or to whoever owns the
-/// program, and nobody else may write them. A program in a shared folder has neighbours.
+/// program, and nobody else may write them but the groups of these. A program in a shared folder has neighbours.
 pub(crate) fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
     let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let of_program = program.and_then(|program| std::fs::metadata(program).ok()).map(|it| (it.uid(), it.gid()));

@@ -431,5 +431,5 @@ fn everywhere_asks_for_our_kernels_on_any_card() {
     command.env("HOME", place.path("home")).args(["run", "--everywhere", "--dry-run"]);
     command.args(["--root", &fixture("rx6800"), "--", "true"]);
     let shown = text(&ends(command).stdout);
-    assert!(shown.contains("UNHANG_STRATEGY=jit  (asked for by --everywhere)"), "{shown}");
+    assert!(shown.contains("UNHANG_STRATEGY=jit (asked for by --everywhere)"), "{shown}");
 }

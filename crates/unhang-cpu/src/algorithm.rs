@@ -6,7 +6,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::isa::Isa;
 use crate::plain::CHAIN;
-use crate::simd::winograd;
+use crate::simd::{memory_for, winograd};
 
 /// How a convolution is computed: an algorithm, with the kernels of an instruction set.
 #[derive(Clone, Copy)]
@@ -167,11 +167,15 @@ impl Algorithm {
 /// Filters of a channel up to which it is repeated for each of them.
 const MOST_FILTERS_OF_CHANNEL: usize = 4;
 
-/// Whether a depthwise convolution has a few filters a channel. The weight gradients of planes are faster where they are.
+/// Whether a depthwise convolution has a few filters a channel, and a repeated image takes no more than half of the memory that the
+/// workspace may have: the rest is for what computes it. The weight gradients of planes are faster where they are.
 fn repeating_pays(problem: &Problem) -> bool {
     let filters = problem.out_channels() / problem.in_channels();
     let is_fast_in_place = problem.direction() == Direction::BackwardWeights && problem.layout() == Layout::Nchw;
-    filters <= MOST_FILTERS_OF_CHANNEL && !is_fast_in_place
+    let image: usize = problem.input_shape()[1..].iter().product();
+    let operands: usize = problem.operand_shapes().iter().map(|shape| shape.iter().product::<usize>()).sum();
+    let fits = 2 * filters * image <= memory_for(operands);
+    filters <= MOST_FILTERS_OF_CHANNEL && !is_fast_in_place && fits
 }
 
 /// Whether a filter has one tap for each pixel of an image, and so one result: an image is a vector, and filters are a matrix.

@@ -1,7 +1,7 @@
 //! Every problem, in every type of numbers, against the reference.
 
 use proptest::prelude::*;
-use unhang_conv::{DataType, Direction, Problem, Specification};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_cpu::{CpuEngine, CpuSettings, Isa};
 use unhang_engine::Operands;
 use unhang_suite::{Tensor, any_problem, any_volume, check, check_volume};
@@ -77,10 +77,12 @@ fn threads_change_nothing_in_what_they_share_out() {
         "2x800x9x13:7x1x1:s1x1:p0x0:d1x1:g1",
         "2x7x9x13:800x1x1:s1x1:p0x0:d1x1:g1",
         "2x200x7x7:200x5x5:s1x1:p2x2:d1x1:g200",
+        // Several filters a channel, on more images than are computed at a time.
+        "12x24x21x20:72x3x3:s1x1:p1x1:d1x1:g24",
     ];
-    for direction in Direction::ALL {
+    for (direction, layout) in Direction::ALL.into_iter().flat_map(|it| Layout::ALL.map(|layout| (it, layout))) {
         for shape in shapes {
-            let problem: Problem = format!("{direction}:f32:nchw:{shape}").parse().expect("a key");
+            let problem: Problem = format!("{direction}:f32:{layout}:{shape}").parse().expect("a key");
             let alone = bits(&problem, 5, 1);
             for threads in [2, 5, 16] {
                 assert_eq!(alone, bits(&problem, 5, threads), "{problem} with {threads} threads");

@@ -103,9 +103,9 @@ proptest! {
 
     #[test]
     fn nothing_beyond_depthwise_operands_is_touched(
-        problem in any_ordinary_problem(DataType::F32), channels in 2i64..40, seed in 0u64..1000
+        problem in any_ordinary_problem(DataType::F32), channels in 2i64..40, filters in 1i64..4, seed in 0u64..1000
     ) {
-        let (in_channels, out_channels, groups) = (channels, channels, channels);
+        let (in_channels, out_channels, groups) = (channels, channels * filters, channels);
         let depthwise = Specification { in_channels, out_channels, groups, ..problem.specification() };
         let Ok(problem) = Problem::new(depthwise) else { return Err(TestCaseError::reject("makes no convolution")) };
         passes_between_guards(&problem, seed)?;
@@ -417,6 +417,34 @@ fn workspace_of_far_depthwise_taps_stays_within_its_bound() {
             let share = workspace_share(&key.parse().expect("a key"), isa, kernels);
             assert!(share <= 1.0, "{isa} {key}: {share:.2} of the bound");
         }
+    }
+}
+
+/// Depthwise convolutions of several filters a channel, whose images are repeated where that takes no more memory than there is.
+#[test]
+fn workspace_of_repeated_channels_stays_within_its_bound() {
+    let keys = [
+        "1x64x112x112:256x3x3:s2x2:p1x1:d1x1:g64",
+        "1x32x224x224:64x3x3:s2x2:p1x1:d1x1:g32",
+        "1x32x512x512:128x5x5:s4x4:p2x2:d1x1:g32",
+        "8x32x56x56:128x3x3:s1x1:p1x1:d1x1:g32",
+        "1x8x64x64:16x3x3:s1x1:p1x1:d1x1:g8",
+    ];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let kernels: &'static Kernels = Box::leak(Box::new(Kernels::of(isa).idle()));
+        let mut repeated = 0;
+        for key in keys {
+            for (direction, layout) in Direction::ALL.into_iter().flat_map(|it| Layout::ALL.map(|layout| (it, layout)))
+            {
+                let problem: Problem = format!("{direction}:f32:{layout}:{key}").parse().expect("a key");
+                if Algorithm::choose(&problem, isa) == Algorithm::RepeatedChannels {
+                    let share = workspace_share(&problem, isa, kernels);
+                    assert!(share <= 1.0, "{isa} {problem}: {share:.2} of the bound");
+                    repeated += 1;
+                }
+            }
+        }
+        assert!(repeated >= 10, "{isa}: {repeated}");
     }
 }
 

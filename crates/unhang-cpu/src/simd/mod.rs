@@ -40,6 +40,7 @@ use crate::algorithm::{Algorithm, Method};
 use crate::plain;
 use kernels::Kernels;
 use work::Work;
+pub(crate) use workspace::memory_for;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub(crate) fn compute(

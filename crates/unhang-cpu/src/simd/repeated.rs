@@ -3,7 +3,7 @@
 use unhang_conv::{Direction, Layout, Problem, Specification};
 
 use super::work::Work;
-use super::workspace::Workspace;
+use super::workspace::{Workspace, memory_for};
 use crate::parallel::for_each_chunk;
 
 /// Numbers of repeated channels at a time: with their results they stay in the second-level cache.
@@ -24,10 +24,10 @@ pub(super) fn compute(problem: &Problem, work: Work<'_>, compute: impl Fn(&Probl
     let [input, output]: [usize; 2] =
         [problem.input_shape(), problem.output_shape()].map(|shape| shape[1..].iter().product());
     let repeated = input * channels.times;
-    let batch = problem.batch();
+    let most = (memory_for(lengths.iter().sum()) / (2 * repeated)).clamp(1, problem.batch());
     match problem.direction() {
         Direction::Forward => {
-            let images = (threads * REPEATED_NUMBERS / (repeated + output)).clamp(1, batch);
+            let images = (threads * REPEATED_NUMBERS / (repeated + output)).clamp(1, most);
             let mut room = Workspace::take(images * repeated);
             for (x, result) in first.chunks(images * input).zip(result.chunks_mut(images * output)) {
                 let room = &mut room[..x.len() * channels.times];
@@ -37,7 +37,7 @@ pub(super) fn compute(problem: &Problem, work: Work<'_>, compute: impl Fn(&Probl
             }
         }
         Direction::BackwardData => {
-            let images = (threads * REPEATED_NUMBERS / (repeated + output)).clamp(1, batch);
+            let images = (threads * REPEATED_NUMBERS / (repeated + output)).clamp(1, most);
             let mut room = Workspace::take(images * repeated);
             for (dy, dx) in first.chunks(images * output).zip(result.chunks_mut(images * input)) {
                 let room = &mut room[..dx.len() * channels.times];
@@ -47,7 +47,7 @@ pub(super) fn compute(problem: &Problem, work: Work<'_>, compute: impl Fn(&Probl
             }
         }
         Direction::BackwardWeights => {
-            let images = (GRADIENT_NUMBERS / (repeated + output)).clamp(1, batch);
+            let images = (GRADIENT_NUMBERS / (repeated + output)).clamp(1, most);
             let mut room = Workspace::take(images * repeated);
             let mut sums = Workspace::take(result.len());
             for (number, (x, dy)) in first.chunks(images * input).zip(second.chunks(images * output)).enumerate() {

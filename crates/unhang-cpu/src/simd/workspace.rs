@@ -13,7 +13,7 @@ const KEPT: usize = 6;
 const ALWAYS: usize = 1024 * 1024;
 
 /// Numbers that the workspace of a computation may have at most: as many as its operands, and a few megabytes whatever they are.
-pub(super) fn memory_for(operands: usize) -> usize {
+pub(crate) fn memory_for(operands: usize) -> usize {
     operands.max(ALWAYS)
 }
 

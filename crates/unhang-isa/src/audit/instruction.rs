@@ -2,7 +2,7 @@
 
 use super::handler::Detection;
 use super::rule::Rule;
-use super::rules::{HANDLERS, lds_branch_vmem_war, vcmpx_permlane};
+use super::rules::{HANDLERS, lds_branch_vmem_war, vcmpx_permlane, vmem_to_scalar_write};
 use super::transfer::Transfer;
 use crate::{Chip, Class, Effects, Instruction};
 
@@ -40,6 +40,7 @@ impl Transfer {
             lds_branch_vmem_war::excuse_flat(&mut transfer);
         } else if chip.is_rdna1() && instruction.loads_to_local() {
             lds_branch_vmem_war::excuse_load_to_local(&mut transfer);
+            vmem_to_scalar_write::excuse_load_to_local(&mut transfer);
         }
         transfer
     }

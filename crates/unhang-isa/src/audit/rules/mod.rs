@@ -18,7 +18,7 @@ mod offset_3f;
 mod smem_to_vector_write;
 mod vcmpx_exec_war;
 pub(super) mod vcmpx_permlane;
-mod vmem_to_scalar_write;
+pub(super) mod vmem_to_scalar_write;
 
 use std::fmt;
 

@@ -1,7 +1,9 @@
 //! `vmem-to-scalar-write-hazard`: a memory instruction reads a scalar register, EXEC or M0, then a scalar instruction
 //! overwrites it, with no vector instruction or full wait between.
 //!
-//! To LLVM a load from a buffer to local memory is a memory instruction and a vector one (review D124472, 2022).
+//! To LLVM a load from a buffer to local memory is a memory instruction and a vector one (review D124472, 2022), so that code that it
+//! compiled for RDNA1 itself has no wait behind one ([`Transfer::compiled_for`]). In other code it is a memory instruction alone, as
+//! issue 204488 of LLVM asks for.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -33,13 +35,14 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
         }
         Class::VectorMemory | Class::Segment | Class::Flat | Class::Local => {
             transfer.add.memory_reads = effects.reads;
-            // A load to local memory is vector arithmetic too: it waits as well, and is waited for.
-            if instruction.loads_to_local() {
-                transfer.keeps_memory_reads = false;
-            }
         }
         Class::Export => {}
     }
+}
+
+/// A load to local memory in native code is vector arithmetic too: it waits for what stands before it, and is waited for.
+pub(in crate::audit) fn excuse_load_to_local(transfer: &mut Transfer) {
+    transfer.keeps_memory_reads = false;
 }
 
 /// Everything, or the sources of vector memory instructions: the field `vm_vsrc` of `s_waitcnt_depctr`.
@@ -73,10 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn a_load_to_local_memory_waits_and_is_waited_for() {
+    fn a_load_to_local_memory_waits_in_native_code_alone() {
         // global_load_dword v6, v1, s[4:5]; buffer_load_dword off, s[8:11], 0 lds; s_mov_b32 s4, 0; s_mov_b32 s8, 0
         let (load, to_local) = ([0xdc30_8000, 0x0604_0001], [0xe031_0000, 0x8002_0000]);
-        check(&[&load[..], &to_local, &[0xbe84_0380]].concat(), &[]);
+        check(&[&load[..], &to_local, &[0xbe84_0380]].concat(), &[Rule::MemoryToScalarWrite]);
         check(&[&load[..], &to_local, &[0xbe88_0380]].concat(), &[Rule::MemoryToScalarWrite]);
+        let bytes: Vec<u8> = to_local.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
+        let to_local = crate::decode(&bytes, crate::Chip::Gfx1010).unwrap();
+        let keeps = |chip| crate::audit::Transfer::compiled_for(chip, &to_local, false).keeps_memory_reads;
+        assert_eq!([crate::Chip::Gfx1010, crate::Chip::Gfx1013, crate::Chip::Gfx1030].map(keeps), [false, false, true]);
     }
 }

@@ -95,13 +95,13 @@ impl DataFormat {
         components
     }
 
-    /// What half a register holds of each component; `None` where nobody has written down which number it is.
-    fn decode_halves(&self, element: u128) -> Option<[u16; 4]> {
-        let mut components = [0, 0, 0, self.half_one()];
+    /// What half a register holds of each component; `None` for one of which nobody has written down which number it is.
+    fn decode_halves(&self, element: u128) -> [Option<u16>; 4] {
+        let mut components = [Some(0), Some(0), Some(0), Some(self.half_one())];
         for (component, (bits, width)) in components.iter_mut().zip(self.fields(element)) {
-            *component = self.decode_half(bits, width)?;
+            *component = self.decode_half(bits, width);
         }
-        Some(components)
+        components
     }
 
     /// As for [`DataFormat::one`], in half a register.
@@ -249,8 +249,8 @@ impl Typed {
         }
     }
 
-    /// The registers after a load of an element, or of nothing out of range, from what they held before. None as for
-    /// [`DataFormat::decode_halves`].
+    /// The registers after a load of an element, or of nothing out of range, from what they held before. `None` where a component that
+    /// is selected is, as for [`DataFormat::decode_halves`].
     pub(crate) fn load(
         &self,
         format: DataFormat,
@@ -259,16 +259,16 @@ impl Typed {
         old: [u32; 4],
     ) -> Option<[u32; 4]> {
         let (components, one) = match (element, self.packing) {
-            (None, Packing::Words) => ([0; 4], format.one()),
-            (Some(element), Packing::Words) => (format.decode(element), format.one()),
-            (None, _) => ([0; 4], format.half_one() as u32),
-            (Some(element), _) => (format.decode_halves(element)?.map(u32::from), format.half_one() as u32),
+            (None, Packing::Words) => ([Some(0); 4], format.one()),
+            (Some(element), Packing::Words) => (format.decode(element).map(Some), format.one()),
+            (None, _) => ([Some(0); 4], format.half_one() as u32),
+            (Some(element), _) => (format.decode_halves(element).map(|it| it.map(u32::from)), format.half_one() as u32),
         };
         let mut registers = old;
         for (component, &select) in selects.iter().enumerate().take(self.components as usize) {
             let value = match select {
                 SELECT_ONE => one,
-                SELECT_X.. => components[(select - SELECT_X) as usize & 3],
+                SELECT_X.. => components[(select - SELECT_X) as usize & 3]?,
                 _ => 0,
             };
             let (register, shift) = self.place(component);

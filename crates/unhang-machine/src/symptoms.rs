@@ -218,8 +218,14 @@ fn sections_of_words(text: &str) -> Vec<&'static str> {
     // A log of a whole day has every word somewhere: one event is in lines that follow each other.
     let events: Vec<String> =
         (0..log.len()).map(|at| log[at..log.len().min(at + LINES_OF_AN_EVENT)].join("\n")).collect();
-    let parts = || std::iter::once(&rest).chain(&events);
-    let is_one_event = |words: &[&str]| parts().any(|part| words.iter().all(|word| has_beginning(part, word)));
+    let is_said = |word: &&str| has_beginning(&rest, word);
+    // What the user says about it belongs to each event.
+    let is_of_event = |words: &[&str], event: &str| {
+        words.iter().any(|word| has_beginning(event, word))
+            && words.iter().all(|word| has_beginning(event, word) || is_said(word))
+    };
+    let is_one_event =
+        |words: &[&str]| words.iter().all(is_said) || events.iter().any(|event| is_of_event(words, event));
     let found = of_table(SYMPTOMS, |words| words.iter().all(|word| text.contains(word)) && is_one_event(words));
     if !found.is_empty() {
         return found;
@@ -237,11 +243,19 @@ fn sections_of_words(text: &str) -> Vec<&'static str> {
 /// How many lines of the kernel's log one event has at most, as far as its words are looked for.
 const LINES_OF_AN_EVENT: usize = 6;
 
-/// Whether a line is of `dmesg` (`[   12.345678] …`, or with a date) or of `journalctl -k` (`… host kernel: …`).
+/// Whether a line in lower case is of `dmesg` (`[   12.345678] …`, with `-T` a weekday and a date, with `-r` `<6>` before it, with
+/// `-x` `kern  :info  : `) or of `journalctl -k` (`… host kernel: …`). Other programs write times in brackets, too.
 fn is_of_kernel_log(line: &str) -> bool {
-    let stamp = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")).map(|(stamp, _)| stamp.trim());
-    let is_time = |stamp: &str| stamp.ends_with(|c: char| c.is_ascii_digit()) && stamp.contains(['.', ':']);
-    stamp.is_some_and(is_time) || line.contains(" kernel: ")
+    let is_level = |before: &str| before.chars().all(|c| c.is_alphanumeric() || "<> :".contains(c));
+    let in_brackets = line.split_once('[').filter(|(before, _)| is_level(before)).and_then(|it| it.1.split_once(']'));
+    let is_time = |stamp: &str| {
+        let parts = stamp.trim().split_once('.');
+        let is_number = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+        let seconds = parts.is_some_and(|(whole, part)| is_number(whole) && is_number(part) && part.len() == 6);
+        let weekdays = ["mon ", "tue ", "wed ", "thu ", "fri ", "sat ", "sun "];
+        seconds || weekdays.iter().any(|day| stamp.starts_with(day))
+    };
+    in_brackets.is_some_and(|(stamp, _)| is_time(stamp)) || line.contains(" kernel: ")
 }
 
 /// Whether a text has the words, with no letter before them: "chip" is not HIP, and "during" is not a ring. Digits may be there:
@@ -397,8 +411,10 @@ mod tests {
             "iwlwifi 0000:02:00.0: timeout waiting for firmware, slow",
         ];
         let lost = "amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=3";
-        let stamps: [fn(&str) -> String; 3] = [
+        let stamps: [fn(&str) -> String; 5] = [
             |line| format!("[   29.735431] {line}\n"),
+            |line| format!("<6>[   29.735431] {line}\n"),
+            |line| format!("kern  :info  : [   29.735431] {line}\n"),
             |line| format!("[Wed Nov 18 12:00:01 2026] {line}\n"),
             |line| format!("Nov 18 12:00:01 machine kernel: {line}\n"),
         ];
@@ -409,6 +425,11 @@ mod tests {
             assert_eq!(sections_for(&log), ["ring-timeout"], "{log}");
             // What a person writes beside a log counts.
             assert_eq!(sections_for(&format!("my training hangs\n{}", stamp(quiet[0])))[0], "spoofed-architecture");
+            assert_eq!(sections_for(&format!("my game with vulkan\n{}", stamp(lost)))[0], "vulkan-device-lost");
+        }
+        // Other programs' logs have their times in brackets.
+        for stamp in ["2026-11-18 12:00:01", "12:00:01.123"] {
+            assert_eq!(sections_for(&format!("[{stamp}] training hangs"))[0], "spoofed-architecture");
         }
     }
 }

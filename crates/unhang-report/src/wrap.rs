@@ -29,29 +29,26 @@ pub fn wrapped(width: usize, text: &str, first: usize, rest: usize) -> String {
 
 /// What a line is not broken in: words, and commands between backticks of at most that many characters.
 fn units(text: &str, most: usize) -> Vec<String> {
+    let words: Vec<&str> = text.split_whitespace().collect();
     let mut units: Vec<String> = Vec::new();
-    let mut words = text.split_whitespace();
-    while let Some(word) = words.next() {
-        let mut unit = word.to_owned();
-        let mut after = words.clone();
-        while is_open(&unit)
-            && let Some(next) = after.next()
-        {
-            unit = format!("{unit} {next}");
-        }
-        if is_open(&unit) || unit.chars().count() > most {
-            unit = word.to_owned();
+    let mut at = 0;
+    while at < words.len() {
+        // The words up to the one that closes what this one opens; this one alone where none does.
+        let mut is_open = false;
+        let end = words[at..].iter().position(|word| {
+            is_open ^= word.matches('`').count() % 2 == 1;
+            !is_open
+        });
+        let end = at + 1 + end.unwrap_or(0);
+        let unit = words[at..end].join(" ");
+        if unit.chars().count() > most {
+            units.extend(words[at..end].iter().map(|word| (*word).to_owned()));
         } else {
-            words = after;
+            units.push(unit);
         }
-        units.push(unit);
+        at = end;
     }
     units
-}
-
-/// Whether a backtick in the text has no partner.
-fn is_open(text: &str) -> bool {
-    text.matches('`').count() % 2 == 1
 }
 
 #[cfg(test)]
@@ -63,6 +60,12 @@ mod tests {
         let text = "Start it with `unhang run -- python train.py`, then wait.";
         assert_eq!(wrapped(40, text, 0, 2), "Start it with\n  `unhang run -- python train.py`, then\n  wait.");
         assert_eq!(wrapped(20, text, 0, 2).lines().nth(1), Some("  `unhang run --"), "too wide for a line");
+        let two = "Type `unhang run -- python train.py` or look with `ls -l`.";
+        assert_eq!(
+            wrapped(20, two, 0, 0),
+            "Type `unhang run --\npython train.py` or\nlook with `ls -l`.",
+            "the command after one that is too wide"
+        );
         assert_eq!(wrapped(20, "a ` without a partner in the text", 0, 0), "a ` without a\npartner in the text");
     }
 

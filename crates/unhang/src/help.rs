@@ -52,9 +52,13 @@ fn add_pages(command: &Command, pages: &mut Vec<(String, String)>) -> io::Result
         page =
             page.replacen(".SH OPTIONS\n", &format!("{}.SH OPTIONS\n", section("EXAMPLES", &examples.to_string())), 1);
     }
-    for block in command.get_after_help().map(ToString::to_string).unwrap_or_default().split("\n\n") {
-        page += &section(if block.starts_with(EXIT_CODES) { "EXIT STATUS" } else { "NOTES" }, block);
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let (codes, notes): (Vec<&str>, Vec<&str>) = after.split("\n\n").partition(|block| block.starts_with(EXIT_CODES));
+    if notes.iter().any(|block| !block.trim().is_empty()) {
+        let notes: Vec<String> = notes.into_iter().map(note).collect();
+        page += &format!(".SH NOTES\n{}", notes.join(".PP\n"));
     }
+    page.extend(codes.into_iter().map(|block| section("EXIT STATUS", block)));
     pages.push((man.get_filename(), page));
     command.get_subcommands().filter(|it| !it.is_hide_set()).try_for_each(|inner| add_pages(inner, pages))
 }
@@ -63,9 +67,19 @@ fn add_pages(command: &Command, pages: &mut Vec<(String, String)>) -> io::Result
 fn section(heading: &str, block: &str) -> String {
     let has_heading = block.lines().next().is_some_and(|line| line.ends_with(':'));
     let lines = block.lines().skip(usize::from(has_heading));
-    let lines = lines.map(|line| line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq"));
-    let body: String = lines.map(|line| format!("\\&{}\n", line.strip_prefix("  ").unwrap_or(&line))).collect();
+    let body: String = lines.map(|line| escaped(line.strip_prefix("  ").unwrap_or(line))).collect();
     format!(".SH \"{heading}\"\n.nf\n{body}.fi\n")
+}
+
+/// A paragraph of a manual page, which `man` fills; a list, whose lines are indented, stays as it is.
+fn note(block: &str) -> String {
+    let body: String = block.lines().map(escaped).collect();
+    if block.lines().any(|line| line.starts_with("  ")) { format!(".nf\n{body}.fi\n") } else { body }
+}
+
+/// A line as roff takes it literally.
+fn escaped(line: &str) -> String {
+    format!("\\&{}\n", line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq"))
 }
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ fn print(rows: &[Row], compiler: &str) -> anyhow::Result<()> {
         let mut facts: Vec<String> = row.cards.iter().map(of_card).collect();
         facts.push(format!("chosen by {:.3} ms", row.estimated_milliseconds));
         let facts: Vec<&str> = facts.iter().map(String::as_str).collect();
-        entry(&format!("{} {}: {}", row.layer, row.direction, row.choice), &facts, "")
+        entry(&format!("{} {}: {} ({})", row.layer, row.direction, row.choice, row.family), &facts, "")
     };
     let heading = format!(
         "{GROUND}. Chosen by: what the model by which kernels are chosen says of an RX 5600 XT. Of peak: operations of the \

@@ -109,21 +109,18 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
     let hint = "hint: name a Python that has torch and unhang with --python";
     let outcome = supervise(&PythonStart::module(&name, CHILD, arguments).supervised(deadline)).context(hint)?;
     let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
+    let failed = |how: &str| {
+        let last_words = printable(outcome.last_words());
+        anyhow!(hint).context(last_words).context(format!("{name} {how} before it answered"))
+    };
     match (outcome.ended, line) {
         (Ended::Exited(0), Some(line)) => serde_json::from_str(line).context("the child's answer cannot be read"),
         (Ended::TimedOut | Ended::Unkillable, _) => {
             Err(anyhow!("hint: see `unhang doctor`; if the card already hangs, restart the machine before probing")
                 .context(format!("torch in {name} did not answer within {} s", deadline.as_secs())))
         }
-        (ended, _) => {
-            let how = match ended {
-                Ended::Signalled(signal) => format!("died of signal {signal}"),
-                Ended::Exited(code) => format!("ended with code {code}"),
-                Ended::TimedOut | Ended::Unkillable => "was killed".to_owned(),
-            };
-            let failed = format!("{name} {how} before it answered");
-            Err(anyhow!(hint).context(printable(outcome.last_words())).context(failed))
-        }
+        (Ended::Signalled(signal), _) => Err(failed(&format!("died of signal {signal}"))),
+        (Ended::Exited(code), _) => Err(failed(&format!("ended with code {code}"))),
     }
 }
 

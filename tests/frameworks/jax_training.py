@@ -125,7 +125,8 @@ def error_of(found, right):
     """The largest error of all arrays, each relative to its largest number."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True)
     both = [(numpy.asarray(a).astype("f8"), numpy.asarray(b).astype("f8")) for a, b in pairs]
-    return max(float(numpy.abs(a - b).max() / max(numpy.abs(b).max(), 1e-30)) for a, b in both)
+    # numpy's maximum of a list with NaN is NaN; Python's is not.
+    return float(numpy.max([numpy.abs(a - b).max() / max(numpy.abs(b).max(), 1e-30) for a, b in both]))
 
 
 def main() -> int:

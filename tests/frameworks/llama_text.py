@@ -56,9 +56,10 @@ def main() -> int:
                 except (RuntimeError, subprocess.TimeoutExpired) as failed:
                     print(f"failed: {name}: {failed}", flush=True)
                     continue
-                good += card == cpu and bool(card.strip())
+                is_right = card == cpu and bool(card.strip())
+                good += is_right
                 difference = "" if card == cpu else f", and the CPU {cpu!r}"
-                print(f"{'right' if card == cpu else 'wrong'}: {name}: the card wrote {card!r}{difference}", flush=True)
+                print(f"{'right' if is_right else 'wrong'}: {name}: the card wrote {card!r}{difference}", flush=True)
     print(f"{good} of {texts} texts are as they should be", flush=True)
     return 0 if good == texts else 1
 

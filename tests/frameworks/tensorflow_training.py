@@ -80,7 +80,8 @@ def trained(device: str, make, shape: tuple[int, ...], start: list | None) -> tu
 def error_of(found: list, right: list) -> float:
     """The largest error of all arrays, each relative to its largest number."""
     pairs = [(numpy.asarray(a, "f8"), numpy.asarray(b, "f8")) for a, b in zip(found, right, strict=True)]
-    return max(float(numpy.abs(a - b).max() / max(numpy.abs(b).max(), 1e-30)) for a, b in pairs)
+    # numpy's maximum of a list with NaN is NaN; Python's is not.
+    return float(numpy.max([numpy.abs(a - b).max() / max(numpy.abs(b).max(), 1e-30) for a, b in pairs]))
 
 
 def main() -> int:

@@ -47,7 +47,7 @@ impl Packet {
         self.0[7]
     }
 
-    /// The signals that it still waits for; `None` if it is not a barrier, or has been released. `value` reads a
+    /// The signals that it still waits for; none if it is not a barrier, or has been released. `value` reads a
     /// signal.
     pub(crate) fn awaited(&self, value: impl Fn(u64) -> i64) -> Vec<u64> {
         let named = || self.0[1..6].iter().copied().filter(|signal| *signal != 0);

@@ -26,7 +26,7 @@ const SYMBOL_GET_INFO: usize = 760;
 const NAME_LENGTH: u32 = 1;
 const NAME: u32 = 2;
 const KERNEL_OBJECT: u32 = 22;
-/// Longer kernel names are cut off.
+/// Kernels with longer names are not noted.
 const LONGEST_NAME: u32 = 1 << 16;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 

@@ -6,7 +6,8 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::isa::Isa;
 use crate::plain::CHAIN;
-use crate::simd::{memory_for, winograd};
+use crate::simd::winograd;
+use crate::simd::workspace::memory_for;
 
 /// How a convolution is computed: an algorithm, with the kernels of an instruction set.
 #[derive(Clone, Copy)]

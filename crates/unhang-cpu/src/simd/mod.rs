@@ -32,7 +32,7 @@ mod vector;
 mod weights;
 pub(crate) mod winograd;
 mod work;
-mod workspace;
+pub(crate) mod workspace;
 
 use unhang_conv::Problem;
 
@@ -40,7 +40,6 @@ use crate::algorithm::{Algorithm, Method};
 use crate::plain;
 use kernels::Kernels;
 use work::Work;
-pub(crate) use workspace::memory_for;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub(crate) fn compute(

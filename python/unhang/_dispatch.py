@@ -1,8 +1,8 @@
 """Our kernels in torch's dispatcher, and the op that carries a layer's settings in a token.
 
 Kernels are registered once for a device type and never taken out again: another thread may be inside of one at any
-time. Whether they plan, and by which settings, is one value that each call reads once; where there is none torch's
-own kernels compute, as if ours were not there.
+time. Whether they plan, and by which settings, is one value that each call reads once. Without it torch's own
+kernels compute, as if ours were not there.
 
 From torch 2.10 on torch calls kernels of Rust's (``unhang-py``'s ``direct``), which compute what is known and leave the
 rest to those here; before, it calls those here (:mod:`unhang._direct`).

@@ -207,7 +207,7 @@ impl KnownStates {
         true
     }
 
-    /// The number of a state, a new one if there is none.
+    /// The number of a state; a state without one gets the next.
     fn number(&mut self, pending: &Pending) -> u32 {
         if self.most == 0 {
             return UNKNOWN;

@@ -84,7 +84,7 @@ pub extern "C" fn unhang_gpu_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
 }
 
-/// An engine on NVIDIA's device with that number; null if there is none. Never freed.
+/// An engine on NVIDIA's device with that number; null without such a device. Never freed.
 ///
 /// # Safety
 /// `cache_folder` must be null or end in NUL.

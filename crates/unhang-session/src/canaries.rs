@@ -56,7 +56,7 @@ impl Card {
 }
 
 impl Session {
-    /// The verdict on one of the framework's engines on a card. If there is none, `run` tries the engine in a child
+    /// The verdict on one of the framework's engines on a card. Without one, `run` tries the engine in a child
     /// with that deadline and returns the result, and whether the child reached its trial.
     pub fn ensure_canary<E>(
         &self,

@@ -264,7 +264,7 @@ impl Device {
 /// Device memory, freed on drop.
 struct Memory<'a> {
     engine: &'a GpuEngine,
-    /// 0 where there is none.
+    /// 0 until it is allocated.
     places: [u64; 3],
 }
 

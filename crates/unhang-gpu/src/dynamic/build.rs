@@ -1,4 +1,4 @@
-//! Identifies the build of a loaded library: by the linker's id, or by a checksum if there is none.
+//! Identifies the build of a loaded library: by the linker's id, else by a checksum.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};

@@ -60,10 +60,10 @@ mod tests {
         let text = "Start it with `unhang run -- python train.py`, then wait.";
         assert_eq!(wrapped(40, text, 0, 2), "Start it with\n  `unhang run -- python train.py`, then\n  wait.");
         assert_eq!(wrapped(20, text, 0, 2).lines().nth(1), Some("  `unhang run --"), "too wide for a line");
-        let two = "Type `unhang run -- python train.py` or look with `ls -l`.";
+        let two = "Type `unhang run -- python train.py` or `ls -l`.";
         assert_eq!(
             wrapped(20, two, 0, 0),
-            "Type `unhang run --\npython train.py` or\nlook with `ls -l`.",
+            "Type `unhang run --\npython train.py` or\n`ls -l`.",
             "the command after one that is too wide"
         );
         assert_eq!(wrapped(20, "a ` without a partner in the text", 0, 0), "a ` without a\npartner in the text");

@@ -1,11 +1,12 @@
-"""Times the CPU engine against torch and other engines on the same cores, in turns, in one process for each setting.
+"""Times the CPU engine against torch and other engines on the same cores, in turns, in one process per setting.
 
-Every round times each contender once, in an order that turns by one each round. A ratio is the median over rounds of
-the other's time by ours within the same round, its spread the 10th and 90th percentile; above 1 we are faster. With one
-thread the processor time of the process is counted, which leaves out waiting for a core; with more the wall clock.
+Every round times each contender once, and the order rotates by one each round. A ratio is the other's time divided by
+ours within the same round. Its value is the median over rounds, and its spread the 10th and 90th percentile; above 1 we
+are faster. With one thread, the processor time of the process counts, which leaves out waiting for a core; with more,
+the wall clock.
 
-Without a choice of settings everything is measured: batch as in the table and 1, one and two threads, the machine's
-best instructions and AVX2 forced on both sides, and forward against onnxruntime, tract, rten and candle.
+Without a choice of settings everything is measured: batch as in the table and 1, one and two threads, and the machine's
+best instructions and AVX2 forced on both sides. Forward is also measured against onnxruntime, tract, rten and candle.
 
     python tools/bench-cpu/bench.py --setup --markdown build/bench-cpu.md     everything (an hour on two quiet cores)
     python tools/bench-cpu/bench.py --quick --markdown build/bench-cpu.md     a selection of layers (minutes)
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 HERE = Path(__file__).resolve().parent
-#: What holds both sides down to AVX2. Torch computes some 1x1 convolutions by MKL, which has a variable of its own.
+#: Limits both sides to AVX2. Torch computes some 1x1 convolutions by MKL, which has a separate variable.
 AVX2 = {
     "UNHANG_CPU_ISA": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -41,7 +42,7 @@ AVX2 = {
 def measure(
     calls: list[Callable[[], Any]], rounds: int, at_least: float, clock: Callable[[], float]
 ) -> list[list[float]]:
-    """Seconds of one call for each contender and round."""
+    """Seconds of one call, per contender and round."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -57,7 +58,7 @@ def measure(
 
 
 def ratio(ours: list[float], other: list[float]) -> list[float]:
-    """Median, 10th and 90th percentile of the other's times by ours, round by round."""
+    """Median, 10th and 90th percentile of the other's times divided by ours, round by round."""
     ratios = sorted(t / o for o, t in zip(ours, other))
     return [statistics.median(ratios), *(ratios[round(q * (len(ratios) - 1))] for q in (0.1, 0.9))]
 
@@ -121,7 +122,7 @@ def run_setting(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def settings(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The settings of a whole run, each of which is a process of its own."""
+    """The settings of a whole run, each of which is a separate process."""
     batches = [arguments.batch] if arguments.batch else [None, 1]
     threads = [arguments.threads] if arguments.threads else [1, 2]
     isas = [arguments.isa] if arguments.isa else ["best", "avx2"]
@@ -135,7 +136,7 @@ def settings(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def run_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Runs every setting in a process of its own."""
+    """Runs every setting in a separate process."""
     from contenders import build
 
     library = arguments.library or build(HERE / "Cargo.toml", "unhang_bench_cpu")

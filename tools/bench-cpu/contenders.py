@@ -1,4 +1,4 @@
-"""Who is measured: the engine, torch, and other engines where they are installed. Each call computes a layer once."""
+"""The contenders: the engine, torch, and other engines if they are installed. Each call computes a layer once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def build(manifest: Path, library: str) -> Path:
-    """Builds a crate of the benchmark in a folder of its own and says where its library is."""
+    """Builds a crate of the benchmark in a separate folder and returns the path of its library."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "bench-cpu"
     command = ["cargo", "build", "--release", "--locked", "--manifest-path", str(manifest), "--target-dir", str(target)]
     subprocess.run(command, check=True)
@@ -58,7 +58,7 @@ def tensors(layer: Layer, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ours_and_torch(engine: ctypes.CDLL, layer: Layer, direction: str, layout: str, threads: int) -> tuple[Call, Call]:
-    """The engine and torch. Both allocate their result, as in use."""
+    """The engine and torch. Both allocate their result, as in real use."""
     x, w = tensors(layer, layout)
     settings = (layer.stride, layer.padding, layer.dilation)
 
@@ -109,7 +109,7 @@ def onnx_model(layer: Layer, w: torch.Tensor) -> bytes:
 
 
 def others(library: ctypes.CDLL | None, layer: Layer, threads: int) -> dict[str, Call]:
-    """Engines other than torch, forward in NCHW; those that are not there or refuse the layer are left out."""
+    """Engines other than torch, forward in NCHW; missing ones and those that reject the layer are left out."""
     x, w = tensors(layer, "nchw")
     try:
         import onnxruntime

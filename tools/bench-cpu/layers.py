@@ -1,4 +1,4 @@
-"""The layer tables, as the benchmark needs them."""
+"""The layer tables for the benchmark."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The suite's tables: the one that most figures are of, what that one lacks, and layers that nothing was tuned on.
+#: The suite's tables: the one behind most figures, what that one lacks, and layers that nothing was tuned on.
 TABLES = {"layers": "layers.tsv", "more": "more_layers.tsv", "other": "other_layers.tsv"}
-#: Layers of whole model zoos, of which `--sample` draws some.
+#: Layers of whole model zoos; `--sample` draws some of them.
 POPULATION = ROOT / "tools/gpu-bench/population.tsv"
-#: No larger layer is drawn: with one thread a call would take a second.
+#: Larger layers are not drawn: with one thread, a call would take a second.
 MOST_FLOPS = 8e9
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
-#: One of each kind: what `--quick` measures.
+#: One of each kind, for `--quick`.
 QUICK = [
     "seed.16-32@64",
     "seed.64-128@72",
@@ -67,12 +67,12 @@ class Layer(NamedTuple):
 
     @property
     def is_dense_3x3(self) -> bool:
-        """Whether it is one of those that are to reach four fifths of the peak."""
+        """Whether it is one of those that should reach four fifths of the peak."""
         return (self.r, self.s) == (3, 3) and self.groups == 1 and min(self.c, self.k) >= 64
 
 
 def layer_of(key: str, batch: int | None) -> Layer:
-    """A layer from its key, which is its name too."""
+    """A layer from its key, which is also its name."""
     _, _, _, image, window, stride, padding, dilation, groups = key.split(":")
     n, c, h, w = map(int, image.split("x"))
     k, r, s = map(int, window.split("x"))
@@ -81,9 +81,9 @@ def layer_of(key: str, batch: int | None) -> Layer:
 
 
 def drawn(sample: int, seed: int, batch: int | None) -> list[Layer]:
-    """Layers by chance, in one order whatever the sample's size."""
+    """Random layers, in one order whatever the sample's size."""
     keys = [line.split("\t")[2] for line in POPULATION.read_text().splitlines()]
-    # A transposed layer's directions are an ordinary one's.
+    # A transposed layer's directions are those of an ordinary one.
     found = [layer_of(key, batch) for key in keys if ":t:" not in key]
     found = [layer for layer in found if layer.flops() <= MOST_FLOPS]
     random.Random(seed).shuffle(found)
@@ -91,7 +91,7 @@ def drawn(sample: int, seed: int, batch: int | None) -> list[Layer]:
 
 
 def layers(table: str, batch: int | None, sample: int = 0, seed: int = 1) -> list[Layer]:
-    """A layer table, with the batch as given there or with another."""
+    """A layer table, with its own batch or another."""
     if table == "population":
         return drawn(sample, seed, batch)
     result = []

@@ -1,4 +1,4 @@
-"""Markdown tables of what was measured."""
+"""Markdown tables of the measurements."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from layers import DIRECTIONS
 
 LAYOUTS = {"nchw": "NCHW", "nhwc": "NHWC"}
-#: Ratios below which the layers of a population are counted, and how many of the slowest are named.
+#: The bounds below which layers of a population are counted, and how many of the slowest are named.
 BOUNDS = (1, 0.85, 0.7)
 WORST = 50
 
 
 def geometric_mean(values: list[float]) -> float:
-    """What ratios are averaged with."""
+    """The geometric mean, for averaging ratios."""
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
@@ -42,7 +42,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
 
 
 def columns_of(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """The directions and layouts that were measured."""
+    """The measured directions and layouts."""
     measured = {(record["direction"], record["layout"]) for record in run["records"]}
     return [(d, layout) for d in DIRECTIONS for layout in LAYOUTS if (d, layout) in measured]
 
@@ -58,7 +58,7 @@ def mean_text(run: dict[str, Any], column: tuple[str, str]) -> str:
 
 
 def peak_text(run: dict[str, Any]) -> str:
-    """What dense 3x3 layers with 64 channels and more reach of the peak, with one thread."""
+    """The share of the peak that dense 3x3 layers with 64 or more channels reach, with one thread."""
     shares = [r["gflops"] / r["peak"] for r in run["records"] if r["dense_3x3"] and r["direction"] == "forward"]
     if run["threads"] != 1 or not shares:
         return ""
@@ -110,7 +110,7 @@ def share_below(records: list[dict[str, Any]], bound: float) -> str:
 
 
 def population_table(run: dict[str, Any]) -> str:
-    """Means and shares of slow layers for each direction and layout, then the worst layers of all."""
+    """Means and shares of slow layers for each direction and layout, then the worst layers overall."""
     text = f"### Layers of model zoos: {title(run)}\n\n" + header(
         "direction", ["layers", "geometric mean, least", *(f"below {bound}" for bound in BOUNDS)]
     )

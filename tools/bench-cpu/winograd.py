@@ -1,7 +1,9 @@
-"""What Winograd's algorithm loses in single precision, by the points that it evaluates at: F(4x4, 3x3), and along one axis.
+"""The accuracy that Winograd's algorithm loses in single precision, by its evaluation points: F(4x4, 3x3), and along
+one axis.
 
-Errors are against double precision, relative as in the suite (L2, and the largest by the largest number), for random
-filters and images, and for images that are nowhere negative. Filters are transformed in double precision and rounded.
+Errors are against double precision, relative as in the suite (L2, and the largest by the largest number). They are for
+random filters and images, and for images without negative values. Filters are transformed in double precision and
+rounded.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from fractions import Fraction
 import torch
 import torch.nn.functional as F
 
-#: Sets of points besides infinity; the engine uses the last.
+#: Sets of points in addition to infinity; the engine uses the last.
 POINTS = {
     "0, ±1, ±2": ("0", "1", "-1", "2", "-2"),
     "0, ±1, ±1/2": ("0", "1", "-1", "1/2", "-1/2"),
@@ -40,7 +42,7 @@ def polynomial(roots: list[Fraction]) -> list[Fraction]:
 
 
 def transforms(names: tuple[str, ...], taps: int = 3) -> list[torch.Tensor]:
-    """The transforms of input, filter and output for so many taps: two points more than taps, and infinity."""
+    """The transforms of input, filter and output for that many taps: two more points than taps, and infinity."""
     points = [Fraction(name) for name in names]
     of_input, of_filter = [], []
     for point in points:
@@ -71,7 +73,7 @@ def winograd(x: torch.Tensor, w: torch.Tensor, matrices: list[torch.Tensor]) -> 
 
 
 def winograd_axis(x: torch.Tensor, w: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
-    """The same along the columns, for filters of one row."""
+    """A convolution along the columns, for filters of one row."""
     of_input, of_filter, of_output = matrices
     tiles = x.unfold(3, len(of_input), 4) @ of_input.float().T
     filters = (w[:, :, 0].double() @ of_filter.T).float()
@@ -100,7 +102,7 @@ def cases_of(kernel: tuple[int, int]) -> dict[str, tuple[torch.Tensor, torch.Ten
 
 
 def main() -> None:
-    """Prints a table for both axes, and one along one."""
+    """Prints one table for both axes, and one for a single axis."""
     torch.manual_seed(0)
     cases = cases_of((3, 3))
     print("| points | " + " | ".join(cases) + " |\n|---|" + "---:|" * len(cases))

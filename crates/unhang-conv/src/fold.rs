@@ -30,7 +30,7 @@ const DEPTH: usize = 2;
 pub struct Fold {
     /// The 2-d convolutions.
     pub parts: Vec<FoldPart>,
-    /// For the first operand, the second operand and the result of every part: which of the 3-d convolution's it is.
+    /// Which operand of the 3-d convolution is the first operand, the second operand and the result of every part.
     pub order: [usize; 3],
     /// Planes of the result that no tap reaches. They are zero, plus the bias if a transposed convolution has one.
     pub zeros: Vec<Planes>,
@@ -220,7 +220,7 @@ impl Planes {
 impl Loops {
     /// Visits every element with its offset in the 2-d tensor and in the 3-d one; the latter is `None` where the
     /// element is zero. If the innermost loop stays within its planes, the visitor gets its number of steps and its
-    /// stride in each tensor, and runs that loop itself.
+    /// stride in each tensor. The visitor then runs that loop itself.
     pub fn visit(&self, mut visit: impl FnMut(usize, Option<usize>, (usize, usize, i64))) {
         let (outer, run) = match self.loops.split_last() {
             Some((last, outer)) if last.depth == 0 => (outer, (last.count, last.folded, last.volume)),
@@ -291,17 +291,17 @@ fn raised(lowered: &Problem) -> Result<Problem, ProblemError> {
 }
 
 impl Volume {
-    /// The most elements that the tensors of one part should have together: a few times the operands, and few enough
-    /// for every kernel to address.
+    /// The most elements that the tensors of one part should have together. That is a few times the operands, and few
+    /// enough for every kernel to address.
     pub fn fold_limit(&self) -> usize {
         const LEAST: usize = 1 << 20;
         let operands: usize = self.operand_shapes().iter().map(|shape| elements(shape)).sum();
         operands.saturating_mul(3).max(LEAST).min((1 << 31) / self.data_type().size())
     }
 
-    /// The 2-d convolutions that compute this one. The tensors of a part have at most `limit` elements together, but
-    /// a part is at least one plane of the result, or one group or channel of a filter's gradient. Fails if a part
-    /// would be larger than any 2-d convolution can be.
+    /// The 2-d convolutions that compute this one. The tensors of a part have at most `limit` elements together. The
+    /// smallest part is one plane of the result, or one group or channel of a filter's gradient. Fails if a part would
+    /// be larger than any 2-d convolution can be.
     pub fn fold(&self, limit: usize) -> Result<Fold, ProblemError> {
         let (volume, exchanged) = self.lower();
         let order = if exchanged { [1, 0, 2] } else { [0, 1, 2] };
@@ -384,7 +384,7 @@ impl Volume {
                 fold.zeros.push(none.from(DEPTH, remainder as i64));
                 continue;
             };
-            // From the last tap to the first, so that the gradient's planes come in their own order.
+            // From the last tap to the first, so that the gradient's planes keep their order.
             let step = if taps.len() > 1 { taps[1] - first_tap } else { 1 };
             let between = Steps { axis: DEPTH, by: step * dilation / stride, count: taps.len() };
             let backwards = Steps { axis: DEPTH, by: -step, count: taps.len() };

@@ -1,8 +1,9 @@
 //! What a convolution is: the [`Problem`], its validation and arithmetic, and the plain [`reference`] that judges every
 //! engine.
 //!
-//! All other crates stand on this one. It does no I/O, knows no engine, no machine and no torch, and has no `unsafe`.
-//! Every [`Problem`] is valid: [`Problem::new`] rejects bad shapes with an error that names the numbers.
+//! Every crate that handles convolutions builds on this one. It does no I/O, knows no engine, no machine and no torch,
+//! and has no `unsafe`. Every [`Problem`] is valid: [`Problem::new`] rejects bad shapes with an error that names the
+//! numbers.
 //!
 //! ```
 //! use unhang_conv::{Problem, Specification};

@@ -14,7 +14,7 @@ pub struct UnknownName {
     pub expected: &'static str,
 }
 
-/// Gives an enumeration `ALL`, `name`, and its names as text to write and read. Words are compared by `str::eq` unless `by` says
+/// Gives an enumeration `ALL`, `name`, `Display` and `FromStr`. Names are compared by `str::eq` unless `by` says
 /// otherwise.
 #[macro_export]
 macro_rules! named {

@@ -69,8 +69,8 @@ named!(
 /// The raw numbers of a convolution, as a caller has them. [`Problem::new`] turns them into a problem, or says why it
 /// cannot.
 ///
-/// Sizes along axes are height, then width; for 3-d convolutions depth comes first. A 1-d convolution is a 2-d one whose
-/// height is 1. For a transposed convolution `in_channels` and `in_size` are those of the tensor that goes in, as in torch's
+/// Sizes along axes are height, then width; for 3-d convolutions depth comes first. A 1-d convolution is a 2-d one
+/// whose height is 1. For a transposed convolution `in_channels` and `in_size` are those of its input, as in torch's
 /// `ConvTranspose2d`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Specification<const AXES: usize = 2> {
@@ -414,7 +414,7 @@ impl Problem {
         [self.batch, self.out_channels, self.out_size[0], self.out_size[1]]
     }
 
-    /// The shape of the filter, as torch has it: for a transposed convolution the input's channels come first.
+    /// The shape of the filter, as in torch: for a transposed convolution the input's channels come first.
     pub fn weight_shape(&self) -> TensorShape {
         let [kh, kw] = self.kernel;
         if self.transposed {
@@ -441,26 +441,13 @@ impl Problem {
     }
 
     /// Floating-point operations of the direct computation. A multiplication and an addition count as two; padding
-    /// counts as data. A float, because large problems exceed 2⁶⁴.
+    /// counts as data. The type is a float because large problems exceed 2⁶⁴.
     pub fn flops(&self) -> f64 {
         // Positions at which the whole filter is applied: the output's pixels, or the input's for a transposed
         // convolution.
         let [h, w] = if self.transposed { self.in_size } else { self.out_size };
         let per_pixel = self.weight_shape().iter().map(|&n| n as f64).product::<f64>();
         2.0 * self.batch as f64 * h as f64 * w as f64 * per_pixel
-    }
-
-    /// The fewest bytes that any algorithm must move: each operand is read once, and the result is written once.
-    pub fn minimal_bytes(&self) -> f64 {
-        let elements: f64 = self.operand_shapes().iter().map(|s| s.iter().map(|&n| n as f64).product::<f64>()).sum();
-        elements * self.data_type.size() as f64
-    }
-
-    /// A hash of the key (64-bit FNV-1a) that is the same on every machine, in every version.
-    pub fn stable_hash(&self) -> u64 {
-        self.to_string()
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
     }
 
     /// The ordinary (not transposed) convolution that computes this problem, so that engines need to know only those.

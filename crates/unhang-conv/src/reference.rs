@@ -1,17 +1,18 @@
 //! The plain reference: a convolution by its definition, one multiplication after the other, summed in f64.
 //!
-//! It is slow, and short enough to be seen to be right. It judges every engine; the tests of the Python package
-//! compare it with torch.
+//! It is slow, and short enough to check by reading. It judges every engine; the tests of the Python package compare it
+//! with torch.
 
 use crate::problem::{Direction, Layout, Problem, TensorShape};
 use crate::volume::Volume;
 
-/// Computes a problem in its direction; operands and result as in [`Problem::operand_shapes`], in the problem's layout.
+/// Computes a problem in its direction. Operands and result are those of [`Problem::operand_shapes`], in the problem's
+/// layout.
 ///
-/// The bias, one number for each output channel, is added in the forward direction only.
+/// The bias, one element per output channel, is added in the forward direction only.
 ///
 /// # Panics
-/// When a slice's length is not what the problem says.
+/// If a slice's length does not match the problem.
 pub fn compute<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second: &[T], bias: Option<&[T]>) -> Vec<f64> {
     let lowered = problem.lower();
     let (first, second) = if lowered.operands_exchanged { (second, first) } else { (first, second) };
@@ -96,11 +97,11 @@ fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second:
     result
 }
 
-/// Computes a 3-d convolution in its direction, by its definition and not by folding it; operands and result as in
-/// [`Volume::operand_shapes`]. The bias is added in the forward direction only.
+/// Computes a 3-d convolution in its direction, by its definition and not by folding it. Operands and result are those
+/// of [`Volume::operand_shapes`]. The bias is added in the forward direction only.
 ///
 /// # Panics
-/// When a slice's length is not what the convolution says.
+/// If a slice's length does not match the convolution.
 pub fn compute_volume<T: Copy + Into<f64>>(volume: &Volume, first: &[T], second: &[T], bias: Option<&[T]>) -> Vec<f64> {
     let (lowered, exchanged) = volume.lower();
     let (first, second) = if exchanged { (second, first) } else { (first, second) };

@@ -57,7 +57,7 @@ fn spans(problem: &Problem, axis: usize, limit: usize) -> Vec<Span> {
 /// Lower a transposed problem first: see [`Problem::lower`].
 ///
 /// # Panics
-/// When the problem is transposed, or the limit is zero.
+/// If the problem is transposed, or the limit is zero.
 pub fn tiles(problem: &Problem, limit: usize) -> Vec<Tile> {
     assert!(!problem.transposed(), "tiles are cut from the lowered problem");
     assert!(limit > 0, "a tile has at least one pixel");

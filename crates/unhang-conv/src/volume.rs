@@ -128,7 +128,7 @@ impl Volume {
         [n, k, self.depth.output, h, w]
     }
 
-    /// The shape of the filter, as torch has it: for a transposed convolution the input's channels come first.
+    /// The shape of the filter, as in torch: for a transposed convolution the input's channels come first.
     pub fn weight_shape(&self) -> VolumeShape {
         let [first, second, h, w] = self.plane.weight_shape();
         [first, second, self.depth.kernel, h, w]

@@ -1,4 +1,4 @@
-//! What a problem accepts, refuses and says of itself.
+//! What a problem accepts, what it refuses, and its own figures.
 
 use proptest::prelude::*;
 use unhang_conv::{DataType, Direction, Layout, Problem, ProblemError, Specification, reference, tile};
@@ -77,11 +77,10 @@ fn keys_of_strangers_are_refused() {
 }
 
 #[test]
-fn the_hash_is_the_same_everywhere() {
+fn the_key_is_the_same_everywhere() {
     let problem = Problem::new(base()).unwrap();
+    // It must never change, since stores on disk rely on it.
     assert_eq!(problem.to_string(), "forward:f32:nchw:2x4x8x9:6x3x2:s1x1:p1x0:d1x1:g1");
-    // Computed by hand once, with another program; must never change, since stores on disk rely on it.
-    assert_eq!(problem.stable_hash(), 0x30a53adfb92593cf);
 }
 
 fn any_problem() -> impl Strategy<Value = Problem> {
@@ -119,7 +118,6 @@ proptest! {
     fn a_key_reads_back_as_its_problem(problem in any_problem()) {
         let read: Problem = problem.to_string().parse().unwrap();
         prop_assert_eq!(&read, &problem);
-        prop_assert_eq!(read.stable_hash(), problem.stable_hash());
         prop_assert_eq!(Problem::new(problem.specification()).unwrap(), problem);
     }
 

@@ -1,4 +1,4 @@
-//! What a 3-d convolution accepts, refuses and says of itself, and what it is folded into.
+//! What a 3-d convolution accepts, what it refuses, and what it is folded into.
 
 use unhang_conv::{ProblemError, Volume, VolumeSpecification};
 
@@ -58,7 +58,7 @@ fn a_key_reads_as_what_wrote_it() {
     assert!(wrong("forward:f32:ncdhw:1x16x8x64x64:32x3x3x3:s1x1x1:p1x1x1:d1x1x1").contains("9 parts"));
 }
 
-/// The 2-d convolutions of a 3-d one, as keys; a gathered operand is marked with an asterisk behind.
+/// The keys of the 2-d convolutions of a 3-d one; an asterisk at the end marks a gathered operand.
 fn folded(key: &str) -> Vec<String> {
     let volume: Volume = key.parse().unwrap();
     let strides = volume.operand_shapes().map(|shape| Volume::dense_strides(shape, volume.layout()));
@@ -80,12 +80,12 @@ fn what_is_folded_into_what() {
         "forward:f32:ncdhw:2x16x8x64x64:32x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1",
         &["forward:f32:nchw:16x48x64x64:32x3x3:s1x1:p1x1:d1x1:g1 *-*"],
     );
-    // One tap along the depth: images in NDHWC as they lie.
+    // One tap along the depth: images in NDHWC, in place.
     check(
         "forward:f32:ndhwc:2x16x8x64x64:32x1x3x3:s1x1x1:p0x1x1:d1x1x1:g1",
         &["forward:f32:nhwc:16x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1 ---"],
     );
-    // A window that covers the depth: channels as they lie.
+    // A window that covers the depth: channels in place.
     check(
         "forward:f32:ncdhw:2x3x2x64x64:32x2x16x16:s2x16x16:p0x0x0:d1x1x1:g1",
         &["forward:f32:nchw:2x6x64x64:32x16x16:s16x16:p0x0:d1x1:g1 ---"],

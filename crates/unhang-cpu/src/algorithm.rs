@@ -168,8 +168,9 @@ impl Algorithm {
 /// Filters of a channel up to which it is repeated for each of them.
 const MOST_FILTERS_OF_CHANNEL: usize = 4;
 
-/// Whether a depthwise convolution has a few filters a channel, and a repeated image takes no more than half of the memory that the
-/// workspace may have: the rest is for what computes it. The weight gradients of planes are faster where they are.
+/// Whether a depthwise convolution has a few filters a channel, and a repeated image takes at most half of the memory
+/// allowed for the workspace: the rest is for what computes it. The weight gradients of planes are faster where they
+/// are.
 fn repeating_pays(problem: &Problem) -> bool {
     let filters = problem.out_channels() / problem.in_channels();
     let is_fast_in_place = problem.direction() == Direction::BackwardWeights && problem.layout() == Layout::Nchw;
@@ -187,8 +188,8 @@ fn is_one_result(problem: &Problem) -> bool {
         && (0..2).all(|axis| problem.kernel()[axis] == 1 || problem.dilation()[axis] == 1)
 }
 
-/// Whether the channels of each pixel and those of a filter lie together and fill a vector, and the filters a quarter of one at
-/// most.
+/// Whether the channels of each pixel and of a filter lie together and fill a vector, and the filters at most a quarter
+/// of one.
 fn sums_along_channels(problem: &Problem, isa: Isa) -> bool {
     let most = if problem.direction() == Direction::Forward { FEW_RESULTS } else { 1 };
     let [source, _, result] = problem.operand_shapes().map(|shape| shape[1]);
@@ -255,11 +256,12 @@ fn planes_pay(problem: &Problem, isa: Isa) -> bool {
 const MOST_OF_IMAGE: usize = 16;
 /// The terms of such a sum.
 const SHORT_SUM: usize = 256;
-/// The terms of such a sum where a pixel of the source is met by one tap, and rows of results follow each other without a gap.
+/// The terms of such a sum where one tap meets a pixel of the source, and rows of results follow each other without a
+/// gap.
 const SHORT_SUM_OF_PATCHES: usize = 512;
 
-/// Whether the sums of a forward problem are so short that transposing them, which filters in vectors ask for, would cost as
-/// much as computing them, and its results lie in rows that fill vectors.
+/// Whether the results of a forward problem lie in rows that fill vectors, and its sums are short. Transposing such
+/// sums, which filters in vectors ask for, would cost as much as computing them.
 fn has_short_sums(problem: &Problem, isa: Isa) -> bool {
     let source = problem.in_channels() / problem.groups();
     let [height, width] = problem.out_size();
@@ -280,8 +282,9 @@ const FEW_FILTERS: usize = 128;
 /// Numbers of a filter of narrow groups.
 const NARROW_FILTER: usize = 512;
 
-/// Whether channels in vectors would leave half of them empty on either side of a weight gradient, or one side would have to be
-/// transposed for few numbers of a filter: those of one channel, of patches of an image, and of one filter or two.
+/// Whether channels in vectors would leave half of them empty on either side of a weight gradient. It is also true if
+/// one side would have to be transposed for few numbers of a filter: those of one channel, of patches of an image, and
+/// of one filter or two.
 fn has_narrow_sides(problem: &Problem, isa: Isa) -> bool {
     let [channels, filters] = [problem.in_channels(), problem.out_channels()].map(|side| side / problem.groups());
     let numbers = channels * problem.kernel().into_iter().product::<usize>();
@@ -298,8 +301,8 @@ fn is_of_patches(problem: &Problem) -> bool {
 /// Columns of a filter from which on its taps' pixels are brought together.
 const LARGE_PATCH: usize = 8;
 
-/// Whether a forward problem is one of large filters that meet each pixel once and leave out none between them; in NHWC of images,
-/// whose few channels fill a part of a vector.
+/// Whether a forward problem is one of large filters that meet each pixel once and leave out none between them. In NHWC
+/// it is one of images, whose few channels fill a part of a vector.
 fn is_of_large_patches(problem: &Problem) -> bool {
     problem.kernel()[1] >= LARGE_PATCH
         && (problem.layout() == Layout::Nchw || problem.in_channels() < MOST_OF_IMAGE)
@@ -357,10 +360,10 @@ const STRIDED_GAIN: f64 = 1.5;
 /// Those channels.
 const STRIDED_CHANNELS: usize = 128;
 
-/// Where Winograd's algorithm wins, if it is possible: with 16 channels and more on either side, so that the products outweigh
-/// the transforms of tiles (with a stride in NCHW the source may have three: those of all parities are transformed together,
-/// and planes are to be dealt out anyway); on 24 tiles and more, so that they outweigh the transform of the filter; and where
-/// enough products are spared.
+/// Where Winograd's algorithm wins, if it is possible. It needs 16 channels and more on either side, so that the
+/// products outweigh the transforms of tiles. With a stride in NCHW the source may have three: those of all parities
+/// are transformed together, and planes are to be dealt out anyway. It needs 24 tiles and more, so that the products
+/// outweigh the transform of the filter. And it must spare enough products.
 fn winograd_wins(problem: &Problem, isa: Isa) -> bool {
     let channels = problem.in_channels().min(problem.out_channels());
     let strided_planes = problem.stride() != [1, 1] && problem.layout() == Layout::Nchw;

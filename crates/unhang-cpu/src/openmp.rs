@@ -1,6 +1,6 @@
 //! The OpenMP team of a library that is loaded already, as the team that computes.
 //!
-//! A process that computes by turns with us and with an OpenMP library has two sets of threads, and those of OpenMP go on
+//! A process that computes by turns with us and with an OpenMP library has two sets of threads. Those of OpenMP go on
 //! looking for work for a while after they have done theirs (milliseconds by default): ours would share the cores with
 //! threads that do nothing. So we run on theirs, which are awake. Nothing is loaded: where the library, or OpenMP in
 //! it, is not there, there is no such team.
@@ -32,12 +32,12 @@ struct OpenMp {
 
 static FOUND: OnceLock<Option<OpenMp>> = OnceLock::new();
 
-/// Has all computations of the process run on the threads of the OpenMP that a loaded library uses, whenever a
-/// computation is asked to use as many threads as that OpenMP would. True if there is such a library and it has one.
-/// The first library that is named decides; later calls only say what it was. A version may follow the name.
+/// Has all computations of the process run on the threads of the OpenMP that a loaded library uses. This applies
+/// whenever a computation is asked to use as many threads as that OpenMP would. True if there is such a library and it
+/// has one. The first library that is named decides; later calls only say what it was. A version may follow the name.
 ///
-/// The team's threads end before a fork, so that its next region in the child starts new ones, instead of waiting for
-/// threads that the child does not have (where OpenMP can end them: version 5.0 and newer).
+/// The team's threads end before a fork, where OpenMP can end them (version 5.0 and newer). So its next region in the
+/// child starts new ones, instead of waiting for threads that the child does not have.
 ///
 /// ```
 /// assert!(!unhang_cpu::use_openmp_of("libnobody-has-this.so"));
@@ -89,7 +89,7 @@ fn find(_: &str) -> Option<OpenMp> {
     None
 }
 
-/// Calls `work` once on each thread of the team and waits for all; false, without a call, where there is no team of
+/// Calls `work` once on each thread of the team and waits for all. False, without a call, where there is no team of
 /// that many threads. The team may turn out smaller, down to the caller alone. A panic goes on here.
 pub(crate) fn run_on_team(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
     FOUND.get().is_some_and(|found| found.as_ref().is_some_and(|openmp| openmp.run(threads, work)))

@@ -194,8 +194,8 @@ fn weight_gradient<T: Number>(problem: &Problem, x: &[T], dy: &[T], k: usize, fi
     }
 }
 
-/// A long sum: chains of at most [`CHAIN`] terms, added in pairs, so that its error grows with the logarithm of the
-/// number of chains and not with the number itself.
+/// A long sum: chains of at most [`CHAIN`] terms, added in pairs. So its error grows with the logarithm of the number
+/// of chains and not with the number itself.
 #[derive(Default)]
 struct PairwiseSum<S> {
     chain: S,

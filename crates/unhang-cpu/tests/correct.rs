@@ -77,6 +77,8 @@ fn threads_change_nothing_in_what_they_share_out() {
         "2x800x9x13:7x1x1:s1x1:p0x0:d1x1:g1",
         "2x7x9x13:800x1x1:s1x1:p0x0:d1x1:g1",
         "2x200x7x7:200x5x5:s1x1:p2x2:d1x1:g200",
+        // More depthwise channels than are kept together.
+        "2x70x7x9:70x3x3:s1x1:p1x1:d1x1:g70",
         // Several filters a channel, on more images than are computed at a time.
         "12x24x21x20:72x3x3:s1x1:p1x1:d1x1:g24",
     ];
@@ -267,7 +269,9 @@ fn large_problems_pass_with_any_number_of_threads() {
         "backward-weights:f32:nchw:3x5x40x40:6x3x3:s1x1:p1x1:d1x1:g1",
         "backward-weights:f32:nhwc:2x12x30x40:16x1x1:s1x1:p0x0:d1x1:g2",
         "backward-weights:f32:nhwc:2x20x30x40:20x3x3:s2x1:p1x1:d1x1:g20",
+        "backward-weights:f32:nhwc:3x40x61x70:40x3x3:s1x1:p1x1:d1x1:g40",
         "backward-weights:f32:nhwc:1x80x40x40:70x1x1:s1x1:p0x0:d1x1:g1",
+        "backward-weights:f32:nhwc:2x150x21x19:80x1x1:s1x1:p0x0:d1x1:g1",
         // Planes that fall into the same sets of a cache are packed, others are read in place.
         "backward-weights:f32:nchw:2x20x32x32:18x3x3:s1x1:p2x2:d2x2:g1",
         "backward-weights:f32:nchw:2x20x33x32:18x3x3:s1x1:p2x2:d2x2:g1",

@@ -36,6 +36,21 @@ fn one_pixel_images() {
     passes(&Specification { groups: 20, ..same });
 }
 
+/// Each pixel becomes as many results as the filter has taps, and each channel's have its bias.
+#[test]
+fn one_pixel_images_transposed() {
+    let spread = Specification {
+        batch: 2,
+        in_channels: 2,
+        out_channels: 3,
+        kernel: [3, 2],
+        transposed: true,
+        ..Specification::default()
+    };
+    passes(&spread);
+    passes(&Specification { in_channels: 33, out_channels: 20, ..spread });
+}
+
 /// Enough of them for Winograd's algorithm: channels of one pixel lie together in both layouts, those of the other image do not.
 #[test]
 fn many_images_of_one_pixel() {
@@ -64,6 +79,24 @@ fn a_few_filters_a_channel() {
         let turned =
             Specification { in_channels: filters * 24, out_channels: 24, transposed: true, stride, ..two.clone() };
         passes(&turned);
+    }
+}
+
+/// More depthwise channels than are kept together, with a bias, in rows that are computed as a whole.
+#[test]
+fn depthwise_rows_of_many_channels() {
+    let rows = |size: i64| Specification {
+        batch: 2,
+        in_channels: 70,
+        out_channels: 70,
+        groups: 70,
+        in_size: [size, size + 2],
+        kernel: [3, 3],
+        padding: [1, 1],
+        ..Specification::default()
+    };
+    for size in [4, 7, 12] {
+        passes(&rows(size));
     }
 }
 
@@ -180,7 +213,7 @@ fn not_finite_inputs_go_where_they_belong() {
 }
 
 /// A filter that is not finite meets padding too. Whether that is a product with zero or no product at all differs
-/// between torch's own kernels, so both are right; what the definition makes not finite must be so in any case.
+/// between torch's own kernels, so both are right. What the definition makes not finite must be so in any case.
 #[test]
 fn not_finite_filters_are_not_lost() {
     for problem in variety() {

@@ -1,4 +1,4 @@
-//! Compares a few elements of a result with the definition of a convolution. This judges a kernel's first result.
+//! Compares a few elements of a result with the definition of a convolution, to judge a kernel's first result.
 //!
 //! It is serial and allocates nothing, because it runs in the user's process next to threads that compile.
 
@@ -62,8 +62,8 @@ impl Comparison {
         }
     }
 
-    /// Whether the values are right, and how far apart they are, in words. `None` if they prove nothing: all zero, or
-    /// not finite.
+    /// Whether the values are right, and how far apart they are, in words. `None` if they prove nothing: all values are
+    /// zero, or a correct value is not finite.
     pub fn finding(&self) -> (Option<bool>, String) {
         // This comes first. A correct kernel may spread values that are not finite to others (Winograd's do).
         if self.beyond_type {
@@ -95,7 +95,7 @@ fn largest_of(data_type: DataType) -> f64 {
     }
 }
 
-/// One element of the result by definition, and the sum of its products' magnitudes.
+/// One element of the result, by definition, and the sum of its products' magnitudes.
 fn element(problem: &Problem, operands: [Elements<'_>; 2], place: ElementPosition) -> (f64, f64) {
     match operands {
         [Elements::F32(first), Elements::F32(second)] => element_of(problem, first, second, place, f64::from),
@@ -108,7 +108,7 @@ fn element(problem: &Problem, operands: [Elements<'_>; 2], place: ElementPositio
 
 /// Sums of products, and of their magnitudes.
 ///
-/// There are several of each, because additions to a single sum wait for each other. A weight gradient has hundreds
+/// There are several of each, because additions to a single sum wait for each other, and a weight gradient has hundreds
 /// of thousands of products.
 #[derive(Default)]
 struct Sums {
@@ -172,8 +172,8 @@ impl Sums {
     }
 }
 
-/// Whether each image is exactly one filter window, with its values in the filter's order. Windows cut out of a
-/// larger image are.
+/// Whether each image is exactly one filter window, with its values in the filter's order. This is true of windows cut
+/// out of a larger image.
 fn is_one_window(problem: &Problem) -> bool {
     let in_order = problem.groups() == 1 || problem.layout() == Layout::Nchw;
     in_order && problem.kernel() == problem.in_size() && problem.padding() == [0, 0] && problem.dilation() == [1, 1]
@@ -219,7 +219,7 @@ fn element_of<T: Copy>(
         }
         Direction::BackwardData => {
             let group = j / channels;
-            // The output that put this input under a tap.
+            // The output position whose tap falls on this input.
             let output_of = |at: usize, tap: usize, axis: usize, size: usize| {
                 let from = (at + problem.padding()[axis]).checked_sub(tap * problem.dilation()[axis])?;
                 let out = from / problem.stride()[axis];

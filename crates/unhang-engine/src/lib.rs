@@ -1,8 +1,8 @@
 //! What all engines share: the [`Engine`] trait, its operands, verdicts and errors.
 //!
-//! An engine computes a [`Problem`] on operands in this process's memory. Engines inside torch (`aten`, `miopen`) or
-//! on a GPU also have other entry points. All share the name, the refusal before any work
-//! ([`Engine::supports`]) and the verdict afterwards. This crate knows no particular engine, no store and no planner.
+//! An engine computes a [`Problem`] on operands in this process's memory. Engines inside torch (`aten`, `miopen`) or on
+//! a GPU also have other entry points. All share the name, the refusal before any work ([`Engine::supports`]) and the
+//! verdict afterwards. This crate knows no particular engine, no store and no planner.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,7 @@ pub use half::{bf16, f16};
 pub use name::EngineName;
 pub use operands::{Elements, ElementsMut, Operands};
 pub use reference::Reference;
-pub use tiled::{PaddedChannels, Tiled};
+pub use tiled::Tiled;
 pub use tuned::Tuned;
 pub use verdict::Verdict;
 pub use volume::run_volume;

@@ -27,7 +27,7 @@ pub struct Tuned {
     pub model_seconds: f64,
     /// The number of ways that were timed.
     pub candidates: u32,
-    /// Other observations in words: candidates that failed.
+    /// Other observations in words, such as candidates that failed.
     pub detail: String,
 }
 

@@ -5,8 +5,8 @@ use unhang_conv::{Direction, Layout, Loops, Planes, Volume};
 use crate::operands::Typed;
 use crate::{Elements, ElementsMut, Engine, EngineError, Operands};
 
-/// Computes a 3-d convolution with any engine: [`Volume::fold`]. Tensors have the convolution's layout, without gaps.
-/// The gathered planes take a few times the memory of the operands at most.
+/// Computes a 3-d convolution with any engine, by [`Volume::fold`]. Tensors have the convolution's layout, without
+/// gaps. The gathered planes take at most a few times the memory of the operands.
 pub fn run_volume(engine: &dyn Engine, volume: &Volume, operands: Operands<'_>) -> Result<(), EngineError> {
     let lengths = volume.operand_shapes().map(|shape| shape.iter().product());
     let bias = if volume.direction() == Direction::Forward { volume.out_channels() } else { 0 };

@@ -13,11 +13,11 @@ use crate::data::Tensor;
 pub struct Errors {
     /// Relative error in the L2 norm.
     pub l2: f64,
-    /// Largest error of one number, relative to the largest number of the reference.
+    /// Largest error of one element, relative to the largest element of the reference.
     pub max: f64,
-    /// Numbers that are not finite where the reference's are.
+    /// The number of elements that are not finite where the reference's are.
     pub not_finite: usize,
-    /// Where the largest error is, as an offset in memory.
+    /// The offset of the largest error in memory.
     pub worst: usize,
 }
 
@@ -31,7 +31,7 @@ impl Errors {
 /// Compares a result with the reference.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn compare(result: &[f64], expected: &[f64]) -> Errors {
     assert_eq!(result.len(), expected.len(), "a result has as many numbers as its reference");
     let (mut squares, mut norm, mut largest, mut scale) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
@@ -58,13 +58,13 @@ pub fn compare(result: &[f64], expected: &[f64]) -> Errors {
 pub enum CheckFailure {
     /// It returned an error.
     Engine(EngineError),
-    /// Its numbers are wrong.
+    /// Its result is wrong.
     Wrong {
         /// The problem's key.
         problem: String,
-        /// By how much.
+        /// The errors.
         errors: Errors,
-        /// What would have been allowed.
+        /// The tolerance that they exceed.
         tolerance: Tolerance,
     },
 }
@@ -82,7 +82,7 @@ impl fmt::Display for CheckFailure {
     }
 }
 
-/// Runs an engine on random numbers and compares with the reference. Forward problems get a bias when the seed is odd.
+/// Runs an engine on random values and compares with the reference. Forward problems get a bias if the seed is odd.
 pub fn check(engine: &dyn Engine, problem: &Problem, seed: u64) -> Result<Errors, CheckFailure> {
     let trial = Trial {
         name: problem.to_string(),
@@ -112,7 +112,7 @@ pub fn check_volume(engine: &dyn Engine, volume: &Volume, seed: u64) -> Result<E
     )
 }
 
-/// What is tried.
+/// One trial.
 struct Trial {
     name: String,
     data_type: DataType,

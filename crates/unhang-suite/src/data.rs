@@ -18,9 +18,9 @@ pub enum Tensor {
 }
 
 impl Tensor {
-    /// Numbers spread evenly over -1 … 1, the same for the same seed.
+    /// Values spread evenly over -1 … 1, the same for the same seed.
     pub fn random(data_type: DataType, length: usize, seed: u64) -> Tensor {
-        // SplitMix64: two lines, and good enough that neighbouring seeds are unrelated.
+        // SplitMix64: two lines, and neighbouring seeds are unrelated.
         let mut state = seed;
         let mut next = move || {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -32,7 +32,7 @@ impl Tensor {
         Tensor::from_f64(data_type, (0..length).map(|_| next()))
     }
 
-    /// A tensor full of a value that no computation here gives, so that a pixel left unwritten is noticed.
+    /// A tensor full of a value that no computation here produces, so that an unwritten pixel is noticed.
     pub fn unwritten(data_type: DataType, length: usize) -> Tensor {
         Tensor::from_f64(data_type, std::iter::repeat_n(f64::NAN, length))
     }
@@ -46,7 +46,7 @@ impl Tensor {
         }
     }
 
-    /// The numbers, to read.
+    /// The elements, to read.
     pub fn elements(&self) -> Elements<'_> {
         match self {
             Tensor::F32(v) => Elements::F32(v),
@@ -56,7 +56,7 @@ impl Tensor {
         }
     }
 
-    /// The numbers, to write.
+    /// The elements, to write.
     pub fn elements_mut(&mut self) -> ElementsMut<'_> {
         match self {
             Tensor::F32(v) => ElementsMut::F32(v),
@@ -66,7 +66,7 @@ impl Tensor {
         }
     }
 
-    /// The numbers in double precision.
+    /// The elements in double precision.
     pub fn to_f64(&self) -> Vec<f64> {
         match self {
             Tensor::F32(v) => v.iter().map(|&x| f64::from(x)).collect(),

@@ -1,4 +1,4 @@
-//! Problems for property tests: small, odd, and with every property mixed.
+//! Problems for property tests: small, odd, and with every combination of properties.
 
 use proptest::prelude::*;
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification, Volume, VolumeSpecification};
@@ -14,7 +14,7 @@ pub fn any_ordinary_problem(data_type: DataType) -> impl Strategy<Value = Proble
 }
 
 fn problems(data_type: DataType, transposed: BoxedStrategy<bool>) -> impl Strategy<Value = Problem> {
-    // Channels lean towards the widths at which blocked kernels have their edges.
+    // Prefers channel counts near the block widths of kernels.
     let channels =
         prop_oneof![3 => 1i64..6, 1 => 6i64..18, 1 => prop_oneof![Just(16i64), Just(17), Just(32), Just(33)]];
     let groups = prop_oneof![3 => Just(1i64), 1 => 2i64..5];
@@ -49,7 +49,7 @@ fn problems(data_type: DataType, transposed: BoxedStrategy<bool>) -> impl Strate
 pub fn any_volume(data_type: DataType) -> impl Strategy<Value = Volume> {
     let groups = prop_oneof![3 => Just(1i64), 1 => 2i64..4];
     let size = [1i64..7, 1i64..7, 1i64..7];
-    // A plane's filter is a single tap more often than not: these are folded in another way.
+    // At least two in five filters are a single tap in the plane: these are folded in another way.
     let plane = prop_oneof![2 => Just([1i64, 1]), 3 => [1i64..4, 1i64..4]];
     let sizes = (1i64..4, groups, 1i64..5, 1i64..5, size, 1i64..5, plane);
     let geometry = ([1i64..4, 1i64..3, 1i64..3], [0i64..3, 0i64..3, 0i64..3], [1i64..4, 1i64..3, 1i64..3]);

@@ -8,13 +8,13 @@ use unhang_conv::Problem;
 use unhang_cpu::{CpuEngine, CpuSettings, Isa};
 use unhang_engine::{Elements, ElementsMut, Operands};
 
-/// Makes a problem of its key; null if the key is not one. It is never freed: a benchmark makes a few hundred.
+/// Creates a problem from its key; null if the key is invalid. It is never freed: a benchmark creates a few hundred.
 ///
 /// # Safety
 /// `key` is a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unhang_problem(key: *const c_char) -> *const Problem {
-    // SAFETY: the caller's condition.
+    // SAFETY: the caller guarantees this condition.
     let key = unsafe { CStr::from_ptr(key) };
     match key.to_str().ok().and_then(|key| key.parse::<Problem>().ok()) {
         Some(problem) => Box::leak(Box::new(problem)),
@@ -22,13 +22,13 @@ pub unsafe extern "C" fn unhang_problem(key: *const c_char) -> *const Problem {
     }
 }
 
-/// Has the engine compute on torch's threads, as the product does: one if they are found.
+/// Makes the engine compute on torch's threads, as in the product; returns 1 if they are found.
 #[unsafe(no_mangle)]
 pub extern "C" fn unhang_use_torch_threads() -> i32 {
     unhang_cpu::use_openmp_of("libtorch_cpu.so").into()
 }
 
-/// Computes a problem without bias; zero if all went well.
+/// Computes a problem without bias; zero on success.
 ///
 /// # Safety
 /// The problem is from [`unhang_problem`]; the tensors are f32, dense, and of the problem's shapes.
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn unhang_run(
     result: *mut f32,
     threads: usize,
 ) -> i32 {
-    // SAFETY: the caller's conditions.
+    // SAFETY: the caller guarantees these conditions.
     let (problem, first, second, result) = unsafe {
         let problem = &*problem;
         let [a, b, c] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn unhang_run(
     }
 }
 
-/// Billions of floating-point operations a second of one thread that does nothing but multiply and add in registers,
-/// with the instructions that the engine uses: the best of `rounds` short measurements. Zero where there are none.
+/// Billions of floating-point operations per second of one thread that only multiplies and adds in registers, with the
+/// engine's instructions: the best of `rounds` short measurements. Zero without such instructions.
 #[unsafe(no_mangle)]
 pub extern "C" fn unhang_peak(rounds: usize) -> f64 {
     (0..rounds).map(|_| peak::once(Isa::detect())).fold(0.0, f64::max)

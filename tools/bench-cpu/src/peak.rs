@@ -6,17 +6,17 @@ use unhang_cpu::Isa;
 
 /// Steps of one measurement: about half a millisecond.
 const STEPS: usize = 40_000;
-/// Sums side by side: enough that none waits for itself, two a cycle with a latency of four or five.
+/// Independent sums: enough that none waits for itself, at two per cycle with a latency of four or five.
 const SUMS: usize = 12;
 
-/// Billions of operations a second, once; zero where the instruction set has no multiply-add.
+/// Billions of operations per second, once; zero if the instruction set has no multiply-add.
 pub fn once(isa: Isa) -> f64 {
     let started = Instant::now();
     let lanes = match isa {
-        // SAFETY: an `Isa` other than the portable one is what the machine has.
+        // SAFETY: an `Isa` other than the portable one is one that the machine has.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512() },
-        // SAFETY: the same.
+        // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2() },
         _ => 0,

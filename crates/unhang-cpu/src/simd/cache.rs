@@ -1,10 +1,10 @@
 //! Packed filters, kept from one call to the next.
 //!
 //! A filter is known by where it is and how it is packed, and recognised by its contents: every call takes a
-//! fingerprint of all numbers of the filter, and what was packed from other numbers is packed again. So it does not
-//! matter how a filter changes (an optimizer's step, a write past autograd, other numbers at the address of a filter
-//! that is gone): nothing stale is ever used. A fingerprint has 64 bits; it reads each number once, where packing reads
-//! and writes each and moves it to another place.
+//! fingerprint of all numbers of the filter, and what was packed from other numbers is packed again. So nothing stale
+//! is ever used, however a filter changes: by an optimizer's step, a write past autograd, or other numbers at the
+//! address of a filter that is gone. A fingerprint has 64 bits; it reads each number once, where packing reads and
+//! writes each and moves it to another place.
 
 use std::sync::{Arc, Mutex};
 

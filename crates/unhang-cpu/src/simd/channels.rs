@@ -5,7 +5,7 @@
 //! written where they belong. This is for pixels with many channels, a tile's of which would share a few sets of the
 //! first-level cache where they lie: they are copied closer together. Without a stride all pixels of all images are one
 //! long line. A unit is some tiles of pixels: a block of filters stays in the first-level cache while all of them go
-//! through it, and the pixels stay in the second-level cache from one block to the next.
+//! through it. The pixels stay in the second-level cache from one block to the next.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -74,8 +74,7 @@ impl Lines {
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
-/// When a slice is not as long as the gather says, or the gather is not one of single taps without padding whose
-/// channels lie together.
+/// When a slice is not as long as the gather says, or the gather has several taps, padding, or channels that lie apart.
 pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
@@ -201,8 +200,8 @@ impl ChannelWork<'_> {
                     runs.clear();
                     runs.extend((0..channels / COMMON_PITCH).map(|group| run(group * COMMON_PITCH)));
                     // SAFETY: a tile's pixels have [`COMMON_PITCH`] numbers each for every run, where they were copied
-                    // to; the filters as many vectors. Sums go to this tile's own channels of the result, which no
-                    // other unit writes, if they fill the vectors, and by way of a buffer that is large enough if not.
+                    // to; the filters as many vectors. Sums that fill the vectors go to this tile's own channels of the
+                    // result, which no other unit writes. Others go by way of a buffer that is large enough.
                     unsafe {
                         let to = self.result.get().add(to + group * results + block.first);
                         let (sums, sums_step) =

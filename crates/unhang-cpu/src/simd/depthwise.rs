@@ -1,11 +1,16 @@
 //! Depthwise convolutions: one channel in, one channel out. There is nothing to broadcast along channels, and memory is
-//! the limit; so vectors lie along a row (NCHW), from a small packed window, or along the channels (NHWC), in place. Small planes
-//! ([`depthwise_together`]) and large windows in NHWC ([`depthwise_pixels`]) have separate drivers.
+//! the limit. So vectors lie along a row (NCHW), from a small packed window, or along the channels (NHWC), in place.
+//! Small planes ([`depthwise_together`]) and large windows in NHWC ([`depthwise_pixels`]) have separate drivers.
+
+use std::ops::Range;
 
 use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
-use super::kernels::{GradientRows, Kernels, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
+use super::kernels::{
+    FEWEST_PIXELS, GradientLine, GradientRows, Kernels, MOST_TAPS, PixelRow, Pixels, Rows, TAP_COLUMNS, TAP_COUNTS,
+    TapColumn,
+};
 use super::source::{Arrangement, SourceView, Window};
 use super::work::Work;
 use super::workspace::Workspace;
@@ -14,6 +19,8 @@ use crate::plain::CHAIN;
 
 /// Numbers of a packed window: a part of the first-level cache.
 const WINDOW_NUMBERS: usize = 6 * 1024;
+/// Pixels of a row up to which its edges are summed together with their neighbours.
+const FEW_PIXELS: usize = 32;
 /// Result rows that are one unit of work where channels lie together.
 const UNIT_ROWS: usize = 8;
 
@@ -214,6 +221,53 @@ fn valid_taps(axis: &Axis, phase: usize, step: usize) -> impl Iterator<Item = (i
     axis.phases[phase].iter().filter(move |tap| inside(tap.offset)).map(|tap| (tap.offset, tap.index))
 }
 
+/// A row's taps in the order of the pixels that they fall on, if whole rows of results are computed at once.
+fn neighbouring_taps(gather: &Gather, kernels: &Kernels) -> Option<Vec<(isize, usize)>> {
+    let columns = &gather.axes[1];
+    let mut taps: Vec<_> = columns.phases[0].iter().map(|tap| (tap.offset, tap.index)).collect();
+    taps.sort_unstable();
+    let has_kernel = taps.len() == TAP_COLUMNS && (FEWEST_PIXELS..=FEW_PIXELS).contains(&columns.result);
+    let is_dense = [columns.in_step, columns.out_step] == [1, 1] && columns.are_neighbours(0);
+    (has_kernel && is_dense && gather.groups >= kernels.lanes).then_some(taps)
+}
+
+/// A whole row of results, those at the edges among them. Its taps are given by where they fall and by their numbers: the rows of
+/// them that fall on the source, counted from where `from` is, and all columns.
+fn whole_row(
+    gather: &Gather,
+    kernels: &Kernels,
+    [row_taps, column_taps]: [&[(isize, usize)]; 2],
+    from: *const f32,
+    [packed, biases]: [&[f32]; 2],
+    to: &mut [f32],
+) {
+    let columns = &gather.axes[1];
+    let [_, _, by_row, by_column] = gather.source;
+    let tap = |row: &(isize, usize), column: &(isize, usize)| {
+        let offset = row.0 * by_row as isize + columns.low * by_column as isize;
+        (offset, row.1 * (gather.weight[2] / gather.weight[3]) + column.1)
+    };
+    let taps: Vec<_> = row_taps.iter().flat_map(|row| column_taps.iter().map(move |column| tap(row, column))).collect();
+    let pixels = Pixels {
+        x: from,
+        x_step: by_column,
+        taps: &taps,
+        dense: column_taps.len(),
+        w: packed.as_ptr(),
+        bias: biases.as_ptr(),
+        channels: gather.groups,
+        to: to.as_mut_ptr(),
+        to_step: gather.groups,
+        stored: gather.groups,
+        pixels: columns.result,
+    };
+    assert_eq!(to.len(), columns.result * gather.groups, "a row of results");
+    let inside = (-columns.low).max(0) as usize..(columns.source as isize - columns.low).max(0) as usize;
+    // SAFETY: rows of taps fall on the source, and their places that are inside too, each with all its channels.
+    // Filters and biases are packed for all taps and channels. The row of results was just checked.
+    unsafe { (kernels.correlate_row)(&PixelRow { pixels, inside }) };
+}
+
 /// NHWC, forward and backward-data: pixel by pixel, in place.
 fn pixels(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
@@ -222,11 +276,7 @@ fn pixels(gather: &Gather, work: Work<'_>) {
     let tap_columns = gather.weight[2] / gather.weight[3];
     // Filters with channels together, tap by tap.
     let mut packed = Workspace::take(weight.len());
-    for (channel, filter) in weight.chunks(gather.weight_group).enumerate() {
-        for (tap, &number) in filter.iter().enumerate() {
-            packed[tap * channels + channel] = number;
-        }
-    }
+    depthwise_together::filters_together(kernels, weight, [channels, gather.weight_group], &mut packed);
     let mut biases = Workspace::take(channels);
     match bias {
         Some(bias) => biases.copy_from_slice(bias),
@@ -245,6 +295,7 @@ fn pixels(gather: &Gather, work: Work<'_>) {
             taps[first..].sort_unstable();
         }
     };
+    let in_order = neighbouring_taps(gather, kernels);
     crate::parallel::for_each_chunk(threads, result, row_length * UNIT_ROWS, |unit, chunk| {
         let mut taps = Vec::new();
         for (index, to) in chunk.chunks_mut(row_length).enumerate() {
@@ -253,6 +304,11 @@ fn pixels(gather: &Gather, work: Work<'_>) {
             let (step, phase) = (row / rows.out_step, row % rows.out_step);
             let row_taps: Vec<_> = valid_taps(rows, phase, step).collect();
             let from_row = image * by_image + step * rows.in_step * by_row;
+            if let Some(in_order) = &in_order {
+                let from = source.as_ptr().wrapping_add(from_row);
+                whole_row(gather, kernels, [&row_taps, in_order], from, [packed, biases], to);
+                continue;
+            }
             for column_phase in 0..columns.phases.len() {
                 let steps = (columns.result - column_phase).div_ceil(columns.out_step);
                 // Steps with all taps inside share one list and are computed together.
@@ -267,8 +323,8 @@ fn pixels(gather: &Gather, work: Work<'_>) {
                     let pixel = step * columns.out_step + column_phase;
                     let to_step = columns.out_step * channels;
                     let to = &mut to[pixel * channels..][..(count - 1) * to_step + channels];
-                    // SAFETY: the taps in the list fall on pixels of the source, each with all its channels; filters
-                    // are packed for all taps; the rest are slices of `channels`.
+                    // SAFETY: the taps in the list fall on pixels of the source, each with all its channels. Filters
+                    // are packed for all taps, and the rest are slices of `channels`.
                     unsafe {
                         (kernels.correlate_channels)(&Pixels {
                             x: from,
@@ -344,14 +400,14 @@ fn pixels_weights(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let gather = Gather::new(&problem.with_direction(Direction::Forward));
     let [rows, columns] = &gather.axes;
-    let channels = problem.in_channels();
-    let (tap_columns, taps) = (columns.phases[0].len(), gather.weight_group);
-    let [by_image, _, by_row, by_column] = gather.source;
+    let (channels, taps) = (problem.in_channels(), gather.weight_group);
     let all_rows = problem.batch() * rows.result;
     let segments = segments((x.len() + dy.len()) / 2, result.len()).min(all_rows).max(1);
     let parts: Vec<(usize, usize)> = even_parts(all_rows, all_rows.div_ceil(segments)).collect();
-    let valid: Vec<_> =
-        columns.phases[0].iter().map(|tap| crate::plain::valid_outputs(problem, 1, tap.index)).collect();
+    let valid = columns.phases[0].iter().map(|tap| crate::plain::valid_outputs(problem, 1, tap.index)).collect();
+    // What one tap loads the next ones use again only where taps are as far apart as pixels.
+    let is_dense = columns.in_step == problem.dilation()[1];
+    let lines = GradientLines { gather: &gather, kernels, x, dy, valid };
     // Tap by tap, channels together, for every segment; in double precision, because a chain for each is short.
     let mut totals = vec![0.0f64; parts.len() * result.len()];
     crate::parallel::for_each_chunk(threads, &mut totals, taps * channels, |segment, totals| {
@@ -363,40 +419,12 @@ fn pixels_weights(problem: &Problem, work: Work<'_>) {
         };
         let (first, count) = parts[segment];
         for line in first..first + count {
-            let (image, row) = (line / rows.result, line % rows.result);
             if terms + columns.result > CHAIN {
                 flush(&mut sums);
                 terms = 0;
             }
             terms += columns.result;
-            for (row_offset, row_tap) in valid_taps(rows, 0, row) {
-                let source_row = (row * rows.in_step) as isize + row_offset;
-                for (column_tap, tap) in columns.phases[0].iter().enumerate() {
-                    let valid = &valid[column_tap];
-                    if valid.is_empty() {
-                        continue;
-                    }
-                    let column = (valid.start * columns.in_step) as isize + tap.offset;
-                    let from = image * by_image + source_row as usize * by_row + column as usize * by_column;
-                    let of_output = (line * columns.result + valid.start) * channels;
-                    let sums = &mut sums[(row_tap * tap_columns + column_tap) * channels..][..channels];
-                    let x_step = columns.in_step * by_column;
-                    assert!(from + (valid.len() - 1) * x_step + channels <= x.len());
-                    assert!(of_output + valid.len() * channels <= dy.len());
-                    // SAFETY: the valid pixels' channels lie in both operands, as was just checked.
-                    unsafe {
-                        (kernels.products_channels)(
-                            dy.as_ptr().add(of_output),
-                            channels,
-                            x.as_ptr().add(from),
-                            x_step,
-                            valid.len(),
-                            channels,
-                            sums.as_mut_ptr(),
-                        );
-                    }
-                }
-            }
+            if is_dense { lines.add_together(line, &mut sums) } else { lines.add_by_taps(line, &mut sums) }
         }
         flush(&mut sums);
     });
@@ -404,6 +432,74 @@ fn pixels_weights(problem: &Problem, work: Work<'_>) {
         for (tap, to) in filter.iter_mut().enumerate() {
             let of_segments = totals.iter().skip(tap * channels + channel).step_by(taps * channels);
             *to = of_segments.sum::<f64>() as f32;
+        }
+    }
+}
+
+/// The rows of results of a weight gradient in NHWC.
+struct GradientLines<'a> {
+    /// The forward one, which knows where taps fall on the input.
+    gather: &'a Gather,
+    kernels: &'a Kernels,
+    x: &'a [f32],
+    dy: &'a [f32],
+    /// The pixels of a row whose taps fall on the input, for each column of taps.
+    valid: Vec<Range<usize>>,
+}
+
+impl GradientLines<'_> {
+    /// Where the rows of taps that fall on the input begin there, for a row of results of all images, and their numbers.
+    fn rows_met(&self, line: usize) -> impl Iterator<Item = (usize, usize)> {
+        let rows = &self.gather.axes[0];
+        let [by_image, _, by_row, _] = self.gather.source;
+        let (image, row) = (line / rows.result, line % rows.result);
+        let begin = move |offset: isize| ((row * rows.in_step) as isize + offset) as usize * by_row;
+        valid_taps(rows, 0, row).map(move |(offset, tap)| (image * by_image + begin(offset), tap))
+    }
+
+    /// Adds a row's share to the sums, all taps at a time.
+    fn add_together(&self, line: usize, sums: &mut [f32]) {
+        let [rows, columns] = &self.gather.axes;
+        let channels = self.gather.groups;
+        let [_, _, by_row, by_column] = self.gather.source;
+        let Some((_, first_tap)) = self.rows_met(line).next() else { return };
+        let before = columns.low * by_column as isize;
+        let places: Vec<isize> = self.rows_met(line).map(|(begin, _)| begin as isize + before).collect();
+        let of_output = &self.dy[line * columns.result * channels..][..columns.result * channels];
+        let sums = &mut sums[first_tap * self.valid.len() * channels..][..places.len() * self.valid.len() * channels];
+        // SAFETY: the valid pixels of each column of taps meet the input in these rows, whose length was checked. The
+        // rows of taps follow each other, each with a sum for all channels of every tap.
+        unsafe {
+            (self.kernels.products_line)(&GradientLine {
+                dy: of_output.as_ptr(),
+                pixels: columns.result,
+                channels,
+                x: self.x.as_ptr(),
+                rows: &places,
+                x_step: columns.in_step * by_column,
+                valid: &self.valid,
+                x_ahead: rows.in_step * by_row,
+                sums: sums.as_mut_ptr(),
+            });
+        }
+    }
+
+    /// Adds a row's share to the sums, tap by tap.
+    fn add_by_taps(&self, line: usize, sums: &mut [f32]) {
+        let (columns, channels) = (&self.gather.axes[1], self.gather.groups);
+        let x_step = columns.in_step * self.gather.source[3];
+        for (begin, row_tap) in self.rows_met(line) {
+            let column_taps = columns.phases[0].iter().zip(&self.valid).enumerate();
+            for (column_tap, (tap, valid)) in column_taps.filter(|(_, (_, valid))| !valid.is_empty()) {
+                let column = (valid.start * columns.in_step) as isize + tap.offset;
+                let from = &self.x[begin + column as usize * self.gather.source[3]..];
+                let of_output = &self.dy[(line * columns.result + valid.start) * channels..][..valid.len() * channels];
+                let sums = &mut sums[(row_tap * self.valid.len() + column_tap) * channels..][..channels];
+                assert!((valid.len() - 1) * x_step + channels <= from.len());
+                let (dy, x, sums) = (of_output.as_ptr(), from.as_ptr(), sums.as_mut_ptr());
+                // SAFETY: the valid pixels' channels lie in both operands, as was just checked.
+                unsafe { (self.kernels.products_channels)(dy, channels, x, x_step, valid.len(), channels, sums) };
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Depthwise convolutions of large windows or few channels in NHWC, forward and backward-data.
 //!
-//! Some channels of the rows that the taps of one row of results meet are kept together in the first-level cache, with zeros
-//! where taps fall on padding. Row after row of results the rows of the source that are no longer met make room for the next.
-//! So each number of the source is read from memory once, no pixel is a special case, and pixels that lie a power of two apart
-//! do not push each other out of the cache.
+//! The taps of one row of results meet some rows. Some channels of these rows are kept together in the first-level
+//! cache, with zeros where taps fall on padding. Row after row of results the rows of the source that are no longer met
+//! make room for the next. So each number of the source is read from memory once, and no pixel is a special case.
+//! Pixels that lie a power of two apart do not push each other out of the cache.
 
 use super::depthwise_together::filters_together;
 use super::geometry::{Axis, Gather, even_parts};
@@ -28,8 +28,8 @@ const FEW_COLUMNS: usize = 16;
 /// Taps of a result from which on computing it takes longer than bringing its pixels.
 const MANY_TAPS: usize = 20;
 
-/// Whether rows are kept: all channels of a pixel are brought at once, or pixels are met by many taps and strips are long enough
-/// not to bring most rows twice. Otherwise reading some channels of each pixel at a time takes longer than it spares.
+/// Whether rows are kept: all channels of a pixel are brought at once, or many taps meet a pixel and strips are too
+/// long to bring most rows twice. Otherwise reading some channels of each pixel at a time takes longer than it spares.
 pub(super) fn is_better(gather: &Gather, kernels: &Kernels) -> bool {
     let [rows, columns] = &gather.axes;
     let are_dense = [rows, columns].iter().all(|axis| axis.in_step == 1 && axis.out_step == 1);
@@ -243,8 +243,8 @@ impl Correlation<'_> {
                 continue;
             }
             let at = unit.image * by_image + row * by_row + column * by_column + first_channel;
-            // SAFETY: the taps fall on the kept rows, from every pixel of the tile; all places there have the whole vectors of a
-            // block, and the filters too. The pixels' channels are of this unit's results alone.
+            // SAFETY: the taps fall on the kept rows, from every pixel of the tile. All places there have the whole
+            // vectors of a block, and the filters too. The pixels' channels are of this unit's results alone.
             unsafe {
                 (self.kernels.correlate_together)(&Pixels {
                     x: room.as_ptr(),

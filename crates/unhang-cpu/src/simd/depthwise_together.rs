@@ -1,8 +1,8 @@
 //! Depthwise convolutions of small planes in NCHW, in all directions.
 //!
 //! Rows of few pixels do not fill vectors, and much of them is at the edges. So some channels of an image are brought together,
-//! with zeros around their planes, as pixels whose channels lie in whole vectors; results are taken apart again. All of that
-//! stays in the first-level cache.
+//! with zeros around their planes, as pixels whose channels lie in whole vectors. Results are taken apart again. All of
+//! that stays in the first-level cache.
 
 use unhang_conv::{Direction, Layout, Problem};
 
@@ -13,8 +13,8 @@ use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
 
-/// Columns of a plane up to which its rows do not fill vectors well, and those where rows would have to be dealt out or lanes
-/// brought together for every tap: with a stride, and of weight gradients.
+/// Columns of a plane up to which its rows do not fill vectors well. The second limit is for where rows would have to
+/// be dealt out or lanes brought together for every tap: with a stride, and of weight gradients.
 const MOST_COLUMNS: [usize; 2] = [14, 28];
 /// Numbers of the source and the result of the channels that are brought together: most of a first-level cache.
 const BLOCK_NUMBERS: usize = 8 * 1024;

@@ -3,7 +3,7 @@
 //! Of a packed source, with its zeros, that are those that meet nothing else at any pixel of a tile. The rest is about a
 //! source that is read in place.
 //! Along a row a tap meets the source from some pixel of a tile to some other. The taps that meet it at the same pixels
-//! are computed together, with a tile of this many pixels; what they add goes through memory from one such tile to the
+//! are computed together, with a tile of this many pixels. What they add goes through memory from one such tile to the
 //! next. So no pixel is copied, and zeros are never multiplied.
 
 use super::geometry::{Axis, Gather};

@@ -64,9 +64,9 @@ impl GatherWork<'_> {
         let memory = |[row, column]: [usize; 2]| row * by_row + column * by_column;
         let transpose = |from: &[f32], offsets: &[usize], to: &mut [f32]| {
             assert!((block.channels - 1) * by_result + offsets.len() <= from.len());
-            // SAFETY: rows are the block's channels, which lie `by_result` apart; columns are taps or channels that lie
-            // next to each other, the last of which was just checked; every place leaves room for the block's
-            // channels in `to`, whose length was checked above.
+            // SAFETY: rows are the block's channels, which lie `by_result` apart. Columns are taps or channels that lie
+            // next to each other, the last of which was just checked. Every place leaves room for the block's channels
+            // in `to`, whose length was checked above.
             unsafe {
                 let offsets = (offsets.len(), offsets.as_ptr());
                 let transpose = self.kernels.transpose;

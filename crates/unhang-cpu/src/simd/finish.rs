@@ -18,8 +18,8 @@ impl GatherWork<'_> {
         let (phases, step) = (columns.phases.len(), columns.out_step);
         let width = block.vectors * self.kernels.lanes;
         let [_, channel_step, _, by_column] = self.gather.result;
-        // SAFETY: pixels beyond the result's last column are left out below, so that all places are this strip's own
-        // rows of the result, which no other unit writes; the sums hold `pixels × phases` lines of `width`.
+        // SAFETY: pixels beyond the result's last column are left out below. So all places are this strip's own rows of
+        // the result, which no other unit writes. The sums hold `pixels × phases` lines of `width`.
         unsafe {
             let to = to.add(column * by_column);
             if by_column == 1 && phases == step {

@@ -1,8 +1,8 @@
 //! The blocked direct convolution, forward and backward-data.
 //!
 //! The result is cut into strips of rows (or of whole small images). For each block of source channels a strip's part of
-//! the source is packed once, with its zeros, as `[channel][row][phase][column]`, so that the micro-kernel reads its
-//! pixels from neighbouring places whatever layout, padding and stride; filters are packed once as
+//! the source is packed once, with its zeros, as `[channel][row][phase][column]`. So the micro-kernel reads its pixels
+//! from neighbouring places whatever layout, padding and stride. Filters are packed once as
 //! `[block of results][block of sources][phase][tap][source channel][result channels]`. A tile is up to 28 vectors of
 //! sums: neighbouring pixels × vectors of result channels.
 
@@ -215,8 +215,8 @@ impl Pass<'_> {
                     // Both calls are sound: the sums of this tile were sliced above, or lie in this strip's own rows of
                     // the result; a phase's begin within its first pixel. The bias has room for all vectors of the last
                     // block. The scalars of the last pixel end within the packed rows or, in place, within the source
-                    // (see `SourceView`; taps that meet padding are left out); the vectors within the packed filters, which
-                    // hold `channels × taps` of this block.
+                    // (see `SourceView`). Taps that meet padding are left out. The vectors end within the packed
+                    // filters, which hold `channels × taps` of this block.
                     let sums = sums.wrapping_add(phase_column * by_phase);
                     let bias = || (strip.bias[block.first..].as_ptr(), 0);
                     let (init, init_step) = if self.is_first { bias() } else { (sums.cast_const(), by_scalar) };

@@ -1,7 +1,7 @@
 //! Forward and backward-data as one computation.
 //!
 //! Both are sums over taps, `result[q × out_step + phase] += w[tap] × source[q × in_step + offset(tap)]` on each axis.
-//! Forward has one phase and `in_step` is the stride; backward-data has as many phases as the stride (`out_step`), each
+//! Forward has one phase and `in_step` is the stride. Backward-data has as many phases as the stride (`out_step`), each
 //! with the taps whose distance the stride divides, and `in_step` is one. Whatever computes the one form computes both.
 
 use unhang_conv::{Direction, Layout, Problem, TensorShape};

@@ -30,8 +30,8 @@ impl Guarded {
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let inner = (std::mem::size_of_val(numbers)).next_multiple_of(page).max(page);
         let bytes = inner + 2 * page;
-        // SAFETY: a new private mapping, whose inner pages alone are made accessible; the numbers lie in them, and
-        // f32 needs no more alignment than their end has.
+        // SAFETY: a new private mapping, whose inner pages alone are made accessible. The numbers lie in them, and f32
+        // needs no more alignment than their end has.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let mapping = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0);
@@ -82,7 +82,7 @@ fn passes_by(problem: &Problem, seed: u64, algorithm: impl Fn(Isa) -> Algorithm)
             ];
             let [first, second, result] = &mut operands;
             let (first, second, numbers) = (first.numbers(), second.numbers(), result.numbers());
-            let kernels = Kernels::of(isa);
+            let kernels = Kernels::of(super::isa_for(problem, algorithm(isa), isa));
             let work = super::Work { kernels, first, second, bias: None, result: numbers, threads: 2 };
             super::compute_with(problem, algorithm(isa), work);
             let got: Vec<f64> = result.numbers().iter().map(|&number| f64::from(number)).collect();
@@ -229,8 +229,8 @@ fn nothing_beyond_operands_that_are_read_in_place_is_touched() {
     }
 }
 
-/// With pixels in vectors: rows of results that end within a vector, strips with and without gaps between rows, several groups
-/// and parts of filters, and chunks of rows and of images.
+/// With pixels in vectors: rows of results that end within a vector, strips with and without gaps between rows. Also
+/// several groups and parts of filters, and chunks of rows and of images.
 #[test]
 fn nothing_beyond_operands_with_pixels_in_vectors_is_touched() {
     let shapes = [
@@ -251,8 +251,8 @@ fn nothing_beyond_operands_with_pixels_in_vectors_is_touched() {
     }
 }
 
-/// 1×1 where operands lie: last panels that begin among the columns before them, planes of few pixels beside each other, groups,
-/// few filters, filters that do not stay in a cache.
+/// 1×1 where operands lie: last panels that begin among the columns before them, planes of few pixels beside each
+/// other. Also groups, few filters, and filters that do not stay in a cache.
 #[test]
 fn nothing_beyond_operands_of_products_in_place_is_touched() {
     let shapes = [
@@ -316,6 +316,50 @@ fn nothing_beyond_operands_of_small_depthwise_planes_is_touched() {
         for shape in shapes {
             let problem: Problem = format!("{direction}:f32:nchw:{shape}").parse().expect("a key");
             passes_between_guards(&problem, 29).expect("within its operands");
+        }
+    }
+}
+
+/// Depthwise weight gradients with channels together: one vector and a tail, pixels inside and at the edges, strides, dilation, fewer
+/// pixels than taps, more columns of taps than are summed together.
+#[test]
+fn nothing_beyond_operands_of_depthwise_lines_is_touched() {
+    let shapes = [
+        "2x17x9x13:17x3x3:s1x1:p1x1:d1x1:g17",
+        "1x5x8x11:5x5x5:s1x1:p2x2:d1x1:g5",
+        "1x40x7x7:40x7x7:s1x1:p3x3:d1x1:g40",
+        "2x33x9x10:33x3x3:s2x2:p1x1:d1x1:g33",
+        "1x24x12x15:24x5x3:s1x1:p4x2:d2x2:g24",
+        "1x19x3x2:19x5x5:s1x1:p2x2:d1x1:g19",
+        "1x18x6x16:18x2x13:s1x1:p1x6:d1x1:g18",
+        "1x16x9x9:16x3x4:s3x2:p2x3:d1x2:g16",
+    ];
+    for shape in shapes {
+        let problem: Problem = format!("backward-weights:f32:nhwc:{shape}").parse().expect("a key");
+        passes_between_guards(&problem, 31).expect("within its operands");
+    }
+}
+
+/// Depthwise rows of results with channels together, more than are kept together: pixels that are summed twice, rows that lie at the
+/// edges whole, padding beyond the taps. Also taps that all fall beside the source, steps, and a last vector among the
+/// one before.
+#[test]
+fn nothing_beyond_operands_of_depthwise_rows_is_touched() {
+    let shapes = [
+        "2x70x7x7:70x3x3:s1x1:p1x1:d1x1:g70",
+        "1x99x5x6:99x3x3:s1x1:p1x1:d1x1:g99",
+        "1x66x9x8:66x5x3:s1x1:p4x4:d2x1:g66",
+        "1x80x14x15:80x3x3:s2x2:p1x1:d1x1:g80",
+        "1x68x12x11:68x3x5:s1x2:p1x2:d1x1:g68",
+        "1x65x4x13:65x2x7:s1x1:p1x3:d1x1:g65",
+        "1x70x3x2:70x3x5:s1x1:p1x4:d1x1:g70",
+        "1x72x6x3:72x3x3:s1x1:p1x9:d1x1:g72",
+        "1x17x10x20:17x3x3:s3x2:p1x1:d1x1:g17",
+    ];
+    for direction in [Direction::Forward, Direction::BackwardData] {
+        for shape in shapes {
+            let problem: Problem = format!("{direction}:f32:nhwc:{shape}").parse().expect("a key");
+            passes_between_guards(&problem, 37).expect("within its operands");
         }
     }
 }
@@ -455,6 +499,10 @@ fn workspace_share(problem: &Problem, isa: Isa, kernels: &'static Kernels) -> f6
     let operands = lengths.map(|length| vec![0.0f32; length]);
     let [first, second, mut result] = operands;
     let algorithm = Algorithm::choose(problem, isa);
+    let kernels = match super::isa_for(problem, algorithm, isa) {
+        own if own == isa => kernels,
+        other => Box::leak(Box::new(Kernels::of(other).idle())),
+    };
     super::workspace::peak::reset();
     let (first, second) = (&first, &second);
     let work = super::Work { kernels, first, second, bias: None, result: &mut result, threads: 1 };

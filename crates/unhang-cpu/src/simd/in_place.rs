@@ -10,7 +10,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use unhang_conv::{Direction, Problem};
+use unhang_conv::{Direction, Layout, Problem};
 
 use super::cache;
 use super::geometry::even_parts;
@@ -286,7 +286,14 @@ pub(super) fn single_pixels(problem: &Problem, work: Work<'_>) {
     let mut begin = Workspace::take(results.max(width));
     begin.fill(0.0);
     if let Some(bias) = bias {
-        begin[..results].copy_from_slice(bias);
+        // A transposed convolution spreads one pixel: each of its channels has several results.
+        let each = results / bias.len();
+        for (result, begin) in begin[..results].iter_mut().enumerate() {
+            *begin = match problem.layout() {
+                Layout::Nchw => bias[result / each],
+                Layout::Nhwc => bias[result % bias.len()],
+            };
+        }
     }
     let product = Product {
         kernels,
@@ -329,7 +336,8 @@ pub(super) fn few_filters(problem: &Problem, work: Work<'_>) {
 /// The weight gradient of images of one pixel: each filter's is a sum over images of whole ones by a number each.
 ///
 /// # Panics
-/// When a slice is not as long as the problem says, the problem is another one, or fewer numbers of an image than fill a vector.
+/// When a slice is not as long as the problem says, or the problem is another one. When an image has fewer numbers than
+/// fill a vector.
 pub(super) fn single_pixels_weights(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());

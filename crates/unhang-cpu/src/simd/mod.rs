@@ -1,6 +1,6 @@
 //! The room for `unsafe`: kernels made of vector instructions, and the drivers that call them.
 //!
-//! Everything outside gives this module slices whose lengths are checked at its door ([`compute`]); inside, drivers
+//! Everything outside gives this module slices whose lengths are checked at its door ([`compute`]). Inside, drivers
 //! compute offsets from the problem's geometry and hand raw pointers to kernels. The tests put operands between pages
 //! that cannot be touched, so that one number too many ends the test.
 
@@ -34,9 +34,10 @@ pub(crate) mod winograd;
 mod work;
 pub(crate) mod workspace;
 
-use unhang_conv::Problem;
+use unhang_conv::{Layout, Problem};
 
 use crate::algorithm::{Algorithm, Method};
+use crate::isa::Isa;
 use crate::plain;
 use kernels::Kernels;
 use work::Work;
@@ -52,7 +53,19 @@ pub(crate) fn compute(
     threads: usize,
 ) {
     workspace::ask_for_large_pages(result);
-    compute_with(problem, algorithm, Work { kernels: Kernels::of(isa), first, second, bias, result, threads });
+    let kernels = Kernels::of(isa_for(problem, algorithm, isa));
+    compute_with(problem, algorithm, Work { kernels, first, second, bias, result, threads });
+}
+
+/// The instruction set for an algorithm. Vectors are half as wide if a group's results would leave half of each empty,
+/// and would not be written in place.
+fn isa_for(problem: &Problem, algorithm: Algorithm, isa: Isa) -> Isa {
+    let of_group = problem.operand_shapes()[2][1] / problem.groups();
+    let fills_half = problem.layout() == Layout::Nhwc && of_group <= Isa::Avx2.lanes();
+    match (algorithm, isa) {
+        (Algorithm::Direct, Isa::Avx512) if fills_half && Isa::Avx2.is_available() => Isa::Avx2,
+        _ => isa,
+    }
 }
 
 /// Computes it by an algorithm.

@@ -1,13 +1,13 @@
 //! Weight gradients with pixels in vectors on both sides, in NCHW: those of narrow groups and of few channels.
 //!
 //! Channels in vectors ask for one side transposed, which over few channels costs more than the products; here nothing is.
-//! The input is packed with its zeros, so that every tap meets the pixels of a row of results next to each other, and the
-//! output's gradient is read in place. A tile holds the sums of a few filters by a few channels and taps, lane by lane, and
-//! the lanes are added in the end.
+//! The input is packed with its zeros, so that every tap meets the pixels of a row of results next to each other. The
+//! output's gradient is read in place. A tile holds the sums of a few filters by a few channels and taps, lane by lane.
+//! The lanes are added in the end.
 //!
-//! A tile sums up a chunk of pixels, and chunks are summed in chains of at most [`CHAIN`] pixels that are added in pairs, as
-//! in [`super::weights`]. Units are groups and segments of pixels, which depend on the problem alone, so threads change
-//! nothing.
+//! A tile sums up a chunk of pixels. Chunks are summed in chains of at most [`CHAIN`] pixels that are added in pairs,
+//! as in [`super::weights`]. Units are groups and segments of pixels, which depend on the problem alone, so threads
+//! change nothing.
 
 use unhang_conv::{Direction, Problem, Specification};
 
@@ -136,8 +136,8 @@ impl<'a> GradientWork<'a> {
                         (chunk.images - 1) * by_image + (filters - 1) * by_channel + chunk.rows * by_row <= dy.len()
                     );
                     let to = &mut sums.chain(filter * numbers + place, (filters - 1) * numbers + of_tile);
-                    // SAFETY: the gradient of these images, filters and rows was just checked; the packed images hold what
-                    // every tap of these rows meets; the sums have a line for each filter.
+                    // SAFETY: the gradient of these images, filters and rows was just checked. The packed images hold
+                    // what every tap of these rows meets, and the sums have a line for each filter.
                     unsafe {
                         kernels.plane_products(filters, of_tile)(&PlaneProducts {
                             x: packed.as_ptr(),

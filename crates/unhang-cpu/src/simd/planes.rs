@@ -1,12 +1,12 @@
 //! Convolutions with few channels or short sums in NCHW, forward and backward-data: pixels lie in vectors, and the filters' numbers
 //! are broadcast.
 //!
-//! A strip of the source is packed with its zeros, and with a stride dealt out by the remainders of rows and columns, so
-//! that for every tap the pixels of all results lie next to each other, row after row. Rows that fill vectors are summed
-//! where they belong. Of shorter ones a strip of results is one long line, the few numbers between its rows included, which
-//! is cut into vectors without regard to rows; the sums of some filters go to a small buffer, and from there row by row to
-//! the result. Backward-data with a stride has such a line for each phase of the results, and their columns are brought
-//! together on the way to the result.
+//! A strip of the source is packed with its zeros, and with a stride dealt out by the remainders of rows and columns.
+//! So for every tap the pixels of all results lie next to each other, row after row. Rows that fill vectors are summed
+//! where they belong. Of shorter ones a strip of results is one long line, the few numbers between its rows included.
+//! It is cut into vectors without regard to rows. The sums of some filters go to a small buffer, and from there row by
+//! row to the result. Backward-data with a stride has such a line for each phase of the results. Their columns are
+//! brought together on the way to the result.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -170,7 +170,7 @@ struct Strip<'a> {
 }
 
 /// Some filters of a strip.
-struct Part<'a> {
+struct StripFilters<'a> {
     /// The first channel of the result, counted over all groups, and how many.
     channel: usize,
     count: usize,
@@ -219,7 +219,7 @@ impl PlaneWork<'_> {
             let filters = &filters[..count * of_filter];
             let channel = strip.group * gather.result_channels + first;
             let biases = &self.biases[channel * width..][..count * width];
-            let part = Part { channel, count, plane, filters, biases, packed: &packed };
+            let part = StripFilters { channel, count, plane, filters, biases, packed: &packed };
             if self.in_place {
                 self.sum_in_place(strip, &part, &runs[0].1);
                 continue;
@@ -248,7 +248,7 @@ impl PlaneWork<'_> {
 
     /// Computes some filters of a strip row by row, where their results belong. The last tile of a row ends with it, and sums
     /// again what the one before it had.
-    fn sum_in_place(&self, strip: &Strip<'_>, part: &Part<'_>, runs: &[Run]) {
+    fn sum_in_place(&self, strip: &Strip<'_>, part: &StripFilters<'_>, runs: &[Run]) {
         let (gather, kernels, lanes) = (self.gather, self.kernels, self.kernels.lanes);
         let [by_image, by_channel, by_row, _] = gather.result;
         // Rows without a gap between them are one.
@@ -261,7 +261,8 @@ impl PlaneWork<'_> {
             for (begin, vectors) in tiles(length, self.vectors, lanes) {
                 let begin = begin.min(length - vectors * lanes);
                 // SAFETY: the filters are those of all taps and channels of this part. A tile's vectors lie in a row, for every
-                // tap in the packed channels; its sums in this strip's own rows of the result, which no other unit writes.
+                // tap in the packed channels. Its sums lie in this strip's own rows of the result, which no other unit
+                // writes.
                 unsafe {
                     let tile = Tile {
                         sums: strip.result.get().add(first + row * by_row + begin),
@@ -276,7 +277,7 @@ impl PlaneWork<'_> {
     }
 
     /// A tile whose vectors begin at a number of the packed channels; where its sums go is left open.
-    fn tile<'t>(&self, part: &Part<'_>, runs: &'t [Run], begin: usize) -> Tile<'t> {
+    fn tile<'t>(&self, part: &StripFilters<'_>, runs: &'t [Run], begin: usize) -> Tile<'t> {
         Tile {
             x: part.filters.as_ptr(),
             w: part.packed[begin..].as_ptr(),

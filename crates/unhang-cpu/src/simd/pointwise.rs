@@ -2,8 +2,8 @@
 //!
 //! A plane's pixels lie next to each other on both sides, so pixels are what is in vectors and filters are what is
 //! broadcast: the result needs no transposition and is written where it belongs. The first filters that meet a panel of
-//! pixels read it in place and pack it meanwhile, so that its channels lie together, aligned, for all others. Where
-//! planes do not fill their vectors the pixels of all images are one line, and a panel may have those of several.
+//! pixels read it in place and pack it meanwhile. So its channels lie together, aligned, for all others. Where planes
+//! do not fill their vectors the pixels of all images are one line, and a panel may have those of several.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -156,7 +156,7 @@ struct Panel {
 }
 
 /// Some filters, the first and how many, and some source channels, likewise.
-struct Part {
+struct FilterBlock {
     product: usize,
     filters: (usize, usize),
     /// Whether no others have met the panels' channels before, and whether none will.
@@ -219,7 +219,8 @@ impl Pointwise<'_> {
                         self.ask_for(later, first, number * panels.len() + of_part, tiles);
                     }
                     let (is_first, is_only) = (number == 0, unit.parts.len() == 1);
-                    let tile = Part { product: unit.product, filters: *part, is_first, is_only, first, channels };
+                    let tile =
+                        FilterBlock { product: unit.product, filters: *part, is_first, is_only, first, channels };
                     self.tile(&tile, panel, packed, &mut buffer);
                 }
             }
@@ -245,7 +246,7 @@ impl Pointwise<'_> {
     }
 
     /// The scalars of some filters for some channels: from the first on, and how far the next filter's is, and the next channel's.
-    fn scalars(&self, part: &Part) -> (&[f32], [usize; 2]) {
+    fn scalars(&self, part: &FilterBlock) -> (&[f32], [usize; 2]) {
         let (sources, results) = (self.gather.source_channels, self.gather.result_channels);
         let (row, rows) = part.filters;
         let place = (part.product % self.gather.groups * results + row) * sources;
@@ -259,7 +260,7 @@ impl Pointwise<'_> {
 
     /// A panel's sums of some filters over some channels. They go to the result if the panel is direct, and by way of a buffer if
     /// not.
-    fn tile(&self, part: &Part, panel: &Panel, packed: &mut [f32], buffer: &mut [f32; TILE_NUMBERS]) {
+    fn tile(&self, part: &FilterBlock, panel: &Panel, packed: &mut [f32], buffer: &mut [f32; TILE_NUMBERS]) {
         let (kernels, pixels) = (self.kernels, self.pixels);
         let (width, of_panel) = (self.vectors * kernels.lanes, panel.vectors * kernels.lanes);
         let (row, rows) = part.filters;
@@ -279,8 +280,8 @@ impl Pointwise<'_> {
                 .map(|(column, count)| (column - panel.at, result_at(self.places(part.product, column)), count))
         };
         // SAFETY: a panel has `channels` rows of whole vectors, packed or in place in one image; the filters as many of `rows`.
-        // Sums go to this panel's own pixels of the result, which no other unit writes, or to the buffer, which has room for the
-        // largest tile.
+        // Sums go to this panel's own pixels of the result, which no other unit writes. Or they go to the buffer, which
+        // has room for the largest tile.
         unsafe {
             let (init, init_step) = if part.first == 0 {
                 let (begin, step) = self.begin;
@@ -328,7 +329,7 @@ impl Pointwise<'_> {
     }
 
     /// Packs some channels of a panel, with zeros behind its last column.
-    fn pack(&self, part: &Part, panel: &Panel, packed: &mut [f32]) {
+    fn pack(&self, part: &FilterBlock, panel: &Panel, packed: &mut [f32]) {
         let width = self.vectors * self.kernels.lanes;
         assert!(packed.len() >= part.channels * width && panel.end - panel.at <= width);
         if panel.end - panel.at < width {

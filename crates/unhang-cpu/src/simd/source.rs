@@ -6,8 +6,8 @@ use super::kernels::{Kernels, PaddedRows};
 /// What is next to what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrangement {
-    /// Packed as `[channel][row][phase][column]`: with a stride the columns are dealt out by their remainder, so that
-    /// the pixels that one tap meets lie next to each other whatever the stride.
+    /// Packed as `[channel][row][phase][column]`: with a stride the columns are dealt out by their remainder. So the
+    /// pixels that one tap meets lie next to each other whatever the stride.
     Planes,
     /// Packed as `[row][column][channel]`.
     Pixels,

@@ -17,11 +17,11 @@ pub(super) struct TileShape {
 /// Chooses the shape with the least estimated cycles for this many channels in vectors and scalars beside each other, in
 /// up to `rows` rows.
 ///
-/// A step costs a cycle for two multiply-adds or two loads, and four at least, because sums that depend on each other
-/// are four cycles apart; half a cycle more for each vector, which comes from the second-level cache; and a tenth for
-/// each scalar's broadcast. What does not fill its last vector is computed in vain. The weights were fitted to tiles of
-/// all shapes on 3×3 layers: two vectors are best nearly everywhere, one is a tenth slower, and on narrow images two
-/// rows are better than one.
+/// A step costs a cycle for two multiply-adds or two loads, and four at least, because dependent sums are four cycles
+/// apart. It costs half a cycle more for each vector, which comes from the second-level cache, and a tenth for each
+/// scalar's broadcast. What does not fill its last vector is computed in vain. The weights were fitted to tiles of all
+/// shapes on 3×3 layers: two vectors are best nearly everywhere, one is a tenth slower, and on narrow images two rows
+/// are better than one.
 pub(super) fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usize) -> TileShape {
     let needed = channels.div_ceil(kernels.lanes);
     let step = |scalars: usize, vectors: usize| {

@@ -1,6 +1,6 @@
 //! Vectors of f32: one trait, and its AVX-512, AVX2 and portable forms.
 //!
-//! Every method is inlined into a function that carries the target features (see [`super::kernels`]); outside of one
+//! Every method is inlined into a function that carries the target features (see [`super::kernels`]). Outside of one
 //! none may be called, because the processor may lack the instructions. That is the one safety condition they share,
 //! together with: pointers are good for the lanes that a method reads or writes.
 
@@ -35,7 +35,7 @@ pub(super) trait Vector: Copy {
     unsafe fn prefetch(from: *const f32);
     /// Asks for the cache line there, to be read next; touches nothing.
     unsafe fn prefetch_now(from: *const f32);
-    /// The lanes from `begin` to before `end` from where they lie, counted from `from`, and zeros in the others; reads
+    /// The lanes from `begin` to before `end` from where they lie, counted from `from`, and zeros in the others. Reads
     /// nothing else, so that `from` itself may lie before what can be read.
     unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self;
     /// The first of every two numbers of both vectors, one after the other.
@@ -198,7 +198,7 @@ impl Avx512 {
 }
 
 // SAFETY of every block below: the features are there (the trait's condition), and each intrinsic touches just the
-// numbers that the method's contract names; masked ones do not touch the others.
+// numbers that the method's contract names. Masked ones do not touch the others.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::undocumented_unsafe_blocks, reason = "said above for all of them")]
 impl Vector for Avx512 {

@@ -2,9 +2,9 @@
 //!
 //! For each tap it is a product of two matrices, channels × pixels by pixels × channels: one side's channels are
 //! broadcast, the other's lie in vectors, and the micro-kernel walks along the pixels whose tap does not fall on
-//! padding. Both sides are packed chunk by chunk of pixels, of the input only the rows that a tap meets; but in NCHW the side
-//! that is broadcast is read in place, each channel from its own plane. With few input
-//! channels the taps of a row lie next to each other in the packed input, with zeros for padding, and count as channels.
+//! padding. Both sides are packed chunk by chunk of pixels, of the input only the rows that a tap meets. But in NCHW
+//! the side that is broadcast is read in place, each channel from its own plane. With few input channels a row's taps
+//! lie next to each other in the packed input, with zeros for padding, and count as channels.
 //!
 //! A sum runs in registers over a chunk, through memory over at most [`CHAIN`] pixels, and those chains are added in
 //! pairs. Units are ranges of filters or, where those are few, segments of pixels, whose gradients are added in the end.
@@ -39,6 +39,11 @@ const COLLIDING_NUMBERS: usize = 1024;
 
 /// Channels of pixels that are packed as they lie.
 const DENSE_CHANNELS: usize = 64;
+
+/// Numbers of the pixels whose parts are packed one after the other where channels lie together: a first-level cache.
+const PACKED_TOGETHER: usize = 12 * 1024;
+/// Such pixels at least.
+const FEWEST_TOGETHER: usize = 8;
 
 /// Which operand is in vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -291,6 +296,17 @@ impl<'a> WeightWork<'a> {
         [self.in_place && !output, self.in_place && output]
     }
 
+    /// The pixels of a row that are packed before the next, in those parts: first and how many. Where channels lie together the parts
+    /// of each pixel are neighbours in memory, which is to be read once and in its order.
+    fn pixels_together(&self, pixels: usize, parts: &[Part]) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let channels: usize = parts.iter().map(|part| part.length).sum();
+        let most = match (self.problem.layout(), parts) {
+            (Layout::Nchw, _) | (_, [_]) => pixels.max(1),
+            _ => (PACKED_TOGETHER / channels).max(FEWEST_TOGETHER),
+        };
+        even_parts(pixels, most).filter(|&(_, count)| count > 0)
+    }
+
     fn vector_parts(&self, channels: usize) -> Vec<Part> {
         let (lanes, width) = (self.kernels.lanes, self.vectors * self.kernels.lanes);
         let part = |first: usize| {
@@ -467,8 +483,8 @@ impl<'a> Unit<'a> {
             let (input, output) = (packed.input[input_start..].as_ptr(), packed.output[output_start..].as_ptr());
             let (x, w) = if swapped { (output, input) } else { (input, output) };
             // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
-            // slack for the vectors of the last, or, in place, within the operand: only pixels that a tap meets are
-            // read, of the part's own channels. The sums are a slice of the tile's own length.
+            // slack for the vectors of the last. In place they stay within the operand: only pixels that a tap meets
+            // are read, of the part's own channels. The sums are a slice of the tile's own length.
             unsafe {
                 kernels.tile(vector_part.vectors, 1, scalar_part.length, pitch)(&Tile {
                     x,
@@ -570,26 +586,25 @@ impl<'a> Unit<'a> {
         for image in 0..chunk.images {
             for (row, slot) in rows.slots.iter().enumerate().filter_map(|(row, slot)| slot.map(|slot| (row, slot))) {
                 let first_pixel = (image * rows.count + slot) * driver.columns;
-                for part in parts {
+                let line = |part: &Part| {
                     let pitch = side.dense.unwrap_or_else(|| side.pitch(part));
-                    let to = &mut to[side.start(part, pixels) + first_pixel * pitch..][..driver.columns * pitch];
-                    to[..begin * pitch].fill(0.0);
-                    to[end * pitch..].fill(0.0);
-                    if begin == end {
-                        continue;
+                    (side.start(part, pixels) + first_pixel * pitch, pitch)
+                };
+                for part in parts {
+                    let (at, pitch) = line(part);
+                    to[at..][..begin * pitch].fill(0.0);
+                    to[at + end * pitch..at + driver.columns * pitch].fill(0.0);
+                }
+                for (first, count) in driver.pixels_together(end - begin, parts) {
+                    for part in parts {
+                        let (at, pitch) = line(part);
+                        let channel = self.group * driver.channels + part.first;
+                        let position = [chunk.first_image + image, channel, row, begin - driver.left + first];
+                        let from = position.iter().zip(driver.input).map(|(p, s)| p * s).sum::<usize>();
+                        let by = [driver.input[1], driver.input[3]];
+                        let to = &mut to[at + (begin + first) * pitch..];
+                        pack_pixel_row(driver.kernels, &x[from..], by, part.length, count, pitch, to);
                     }
-                    let channel = self.group * driver.channels + part.first;
-                    let position = [chunk.first_image + image, channel, row, begin - driver.left];
-                    let from = position.iter().zip(driver.input).map(|(p, s)| p * s).sum::<usize>();
-                    pack_pixel_row(
-                        driver.kernels,
-                        &x[from..],
-                        [driver.input[1], driver.input[3]],
-                        part.length,
-                        end - begin,
-                        pitch,
-                        &mut to[begin * pitch..],
-                    );
                 }
             }
         }
@@ -605,21 +620,16 @@ impl<'a> Unit<'a> {
         for image in 0..chunk.images {
             for row in 0..chunk.rows {
                 let first_pixel = (image * chunk.rows + row) * width;
-                for part in parts {
-                    let pitch = side.dense.unwrap_or_else(|| side.pitch(part));
-                    let channel = self.group * driver.filters + self.first + part.first;
-                    let position = [chunk.first_image + image, channel, chunk.first_row + row, 0];
-                    let from = position.iter().zip(driver.output).map(|(p, s)| p * s).sum::<usize>();
-                    let to = &mut to[side.start(part, pixels) + first_pixel * pitch..][..width * pitch];
-                    pack_pixel_row(
-                        driver.kernels,
-                        &dy[from..],
-                        [driver.output[1], driver.output[3]],
-                        part.length,
-                        width,
-                        pitch,
-                        to,
-                    );
+                for (first, count) in driver.pixels_together(width, parts) {
+                    for part in parts {
+                        let pitch = side.dense.unwrap_or_else(|| side.pitch(part));
+                        let channel = self.group * driver.filters + self.first + part.first;
+                        let position = [chunk.first_image + image, channel, chunk.first_row + row, first];
+                        let from = position.iter().zip(driver.output).map(|(p, s)| p * s).sum::<usize>();
+                        let by = [driver.output[1], driver.output[3]];
+                        let to = &mut to[side.start(part, pixels) + (first_pixel + first) * pitch..];
+                        pack_pixel_row(driver.kernels, &dy[from..], by, part.length, count, pitch, to);
+                    }
                 }
             }
         }
@@ -646,7 +656,7 @@ impl<'a> Unit<'a> {
                 let part_to = group + vector_part.first * by_vector + scalar_part.first * by_scalar;
                 let (numbers, scalars) = (vector_part.length, scalar_part.length);
                 // SAFETY, for all calls: the sums of one part in vectors and one in scalars, by tap `of_tap` apart, go to
-                // this unit's own filters, which no other unit writes.
+                // this unit's own filters. No other unit writes these.
                 for (tap, &[r, s]) in taps.iter().enumerate() {
                     let from = &sums[tap * of_tap + before..][..scalars * width];
                     let to = part_to + r * weight[2] + s * weight[3];

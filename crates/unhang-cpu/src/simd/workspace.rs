@@ -35,8 +35,8 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     fn new(capacity: usize) -> Buffer {
         let layout = Buffer::layout(capacity);
-        // SAFETY: the layout is not empty. What was just allocated is as large as the layout; zeros are a valid f32 in every
-        // place, so the buffer may always be lent out as a slice.
+        // SAFETY: the layout is not empty. What was just allocated is as large as the layout. Zeros are a valid f32 in
+        // every place, so the buffer may always be lent out as a slice.
         let start = unsafe {
             let start = alloc(layout);
             if start.is_null() {

@@ -9,10 +9,10 @@ use tract_onnx::prelude::*;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Computes, and copies the result out if somebody wants to see it.
+/// Computes, and copies the result out if requested.
 type Contender = Box<dyn Fn(Option<&mut [f32]>) -> Outcome<()>>;
 
-/// A convolution: image, filter, and the same model as an ONNX file for those who read nothing else.
+/// A convolution: image, filter, and the same model as an ONNX file for engines that read nothing else.
 struct Convolution<'a> {
     input: [usize; 4],
     weight: [usize; 4],
@@ -62,11 +62,11 @@ fn candle(convolution: &Convolution<'_>) -> Outcome<Contender> {
     }))
 }
 
-/// Makes a contender; null, with a word on standard error, if it cannot be made. It is never freed.
+/// Creates a contender; null, with a message on standard error, if that fails. It is never freed.
 ///
 /// # Safety
-/// `name` is a C string; `sizes` are n, c, h, w, k, c of a group, r, s, padding, stride, dilation, groups; `x` and `w`
-/// are dense tensors of those sizes; `onnx` has `length` bytes.
+/// `name` is a C string, and `onnx` has `length` bytes. `sizes` are n, c, h, w, k, c of a group, r, s, padding, stride,
+/// dilation, groups. `x` and `w` are dense tensors of those sizes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn contender_new(
     name: *const c_char,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn contender_new(
     onnx: *const u8,
     length: usize,
 ) -> *const Contender {
-    // SAFETY: the caller's conditions.
+    // SAFETY: the caller guarantees these conditions.
     let (name, convolution) = unsafe {
         let sizes = std::slice::from_raw_parts(sizes, 12);
         let input = [sizes[0], sizes[1], sizes[2], sizes[3]];
@@ -109,13 +109,13 @@ pub unsafe extern "C" fn contender_new(
     }
 }
 
-/// Computes once; zero if all went well.
+/// Computes once; zero on success.
 ///
 /// # Safety
 /// The contender is from [`contender_new`]; `out` is null or has room for `length` numbers, as many as the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn contender_run(contender: *const Contender, out: *mut f32, length: usize) -> i32 {
-    // SAFETY: the caller's conditions.
+    // SAFETY: the caller guarantees these conditions.
     let (contender, out) = unsafe {
         (&*contender, (!out.is_null()).then(|| std::slice::from_raw_parts_mut(out, length)))
     };

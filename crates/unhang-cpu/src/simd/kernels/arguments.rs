@@ -1,5 +1,7 @@
 //! What the kernels of every instruction set are called with.
 
+use std::ops::Range;
+
 use super::winograd::{GradientProducts, Products};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
@@ -26,8 +28,8 @@ pub(crate) struct Tile<'a> {
     pub count: usize,
     /// From one scalar of a step to the next: what the kernel was looked up with.
     pub pitch: usize,
-    /// From one row of scalars to the next; in [`Kernels::streaming_tile`]s and packing ones, which have one, from a step's
-    /// vectors to those that are asked for.
+    /// From one row of scalars to the next. In [`Kernels::streaming_tile`]s and packing ones, which have one, from a
+    /// step's vectors to those that are asked for.
     pub row_step: usize,
     /// From one step's first scalar to the next's.
     pub x_step: usize,
@@ -164,6 +166,18 @@ pub(crate) struct Pixels<'a> {
 /// Depthwise pixels: `to[c] = bias[c] + Σ w[tap × channels + c] × x[offset + c]` over the taps.
 pub(crate) type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
 
+/// A row of depthwise results, channels together, whose taps are neighbouring pixels.
+#[derive(Debug, Clone)]
+pub(crate) struct PixelRow<'a> {
+    /// The pixels. Taps come by whole rows, in the order of the source; the first of a row says where it falls.
+    pub pixels: Pixels<'a>,
+    /// Of the pixels that the first row of taps falls on, from its first for the first result on, those that are in the source.
+    pub inside: Range<usize>,
+}
+
+/// Depthwise rows of results, those at the edges among them: as [`CorrelateChannelsKernel`], without the taps that are not inside.
+pub(crate) type CorrelateRowKernel = unsafe fn(&PixelRow<'_>);
+
 /// The gradient's and the source's rows that a depthwise weight gradient sums up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GradientRows {
@@ -210,6 +224,33 @@ pub(crate) type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 
 /// A depthwise weight gradient's share with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
 pub(crate) type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
+
+/// A row of a depthwise weight gradient with channels together, whose taps are as far apart as pixels.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GradientLine<'a> {
+    /// The output's gradient, pixel by pixel.
+    pub dy: *const f32,
+    /// How many pixels.
+    pub pixels: usize,
+    /// Channels of a pixel.
+    pub channels: usize,
+    /// The source.
+    pub x: *const f32,
+    /// Where the first tap of each row of taps falls from the first pixel: not always on the source.
+    pub rows: &'a [isize],
+    /// From one pixel's to the next's, and from one column of taps to the next.
+    pub x_step: usize,
+    /// The pixels whose taps fall on the source, for each column of taps.
+    pub valid: &'a [Range<usize>],
+    /// From a place in the source to that of the next line.
+    pub x_ahead: usize,
+    /// The sums of those taps, row by row.
+    pub sums: *mut f32,
+}
+
+/// The row's share of a depthwise weight gradient: `sums[tap][c] += Σ dy[i][c] × x[tap, i][c]` over the pixels that are valid for the
+/// tap.
+pub(crate) type GradientLineKernel = unsafe fn(&GradientLine<'_>);
 
 /// What a weight gradient with pixels in vectors sums up: for every filter and place
 /// `sum += Σ dy[filter × filter_step + i] × x[place + i]` over the numbers of all rows of all images.

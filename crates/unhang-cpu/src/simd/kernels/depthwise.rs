@@ -1,4 +1,4 @@
-//! Kernels of depthwise convolutions.
+//! Kernels of depthwise convolutions, but for those of [`super::lines`] and [`super::together`].
 
 use super::{GradientRows, Pixels, Rows, TapColumn};
 use crate::simd::geometry::even_parts;

@@ -7,6 +7,8 @@ mod arguments;
 mod axes;
 mod copy;
 mod depthwise;
+mod lines;
+mod pixel_rows;
 mod planes;
 mod tile;
 mod together;
@@ -17,12 +19,14 @@ use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
 pub(super) use arguments::{
-    CorrelateChannelsKernel, CorrelateKernel, GradientPlanes, GradientProductsKernel, GradientRows, MOST_TAPS,
-    PackingTile, PackingTileKernel, PaddedRows, Pixels, PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel,
-    ProductsKernel, ProductsKernelOfElement, ProductsTogetherKernel, RowKernel, Rows, RowsAheadKernel, RowsKernel, Run,
-    TAP_COUNTS, TapColumn, Tile, TileKernel, TransposeKernel,
+    CorrelateChannelsKernel, CorrelateKernel, CorrelateRowKernel, GradientLine, GradientLineKernel, GradientPlanes,
+    GradientProductsKernel, GradientRows, MOST_TAPS, PackingTile, PackingTileKernel, PaddedRows, PixelRow, Pixels,
+    PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel, ProductsKernel, ProductsKernelOfElement,
+    ProductsTogetherKernel, RowKernel, Rows, RowsAheadKernel, RowsKernel, Run, TAP_COUNTS, TapColumn, Tile, TileKernel,
+    TransposeKernel,
 };
 pub(super) use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
+pub(super) use pixel_rows::{FEWEST_PIXELS, TAP_COLUMNS};
 pub(super) use winograd::{
     ELEMENTS, Filters, GradientProducts, MOST_PLACES, PATCH, Products, ResultTiles, SourceTiles, WeightTiles,
 };
@@ -72,10 +76,14 @@ pub(super) struct Kernels {
     pub correlate: CorrelateKernel,
     /// Depthwise pixels.
     pub correlate_channels: CorrelateChannelsKernel,
+    /// Depthwise rows of results.
+    pub correlate_row: CorrelateRowKernel,
     /// Depthwise weight gradients by rows.
     pub products: ProductsKernel,
-    /// Depthwise weight gradients by pixels.
+    /// Depthwise weight gradients by pixels, tap by tap.
     pub products_channels: ProductsChannelsKernel,
+    /// Depthwise weight gradients by pixels, all taps at a time.
+    pub products_line: GradientLineKernel,
     /// Depthwise pixels with channels in whole vectors.
     pub correlate_together: CorrelateChannelsKernel,
     /// Depthwise weight gradients with channels in whole vectors.
@@ -148,8 +156,10 @@ impl Kernels {
             add: |_, _, _| {},
             correlate: |_, _, _| {},
             correlate_channels: |_| {},
+            correlate_row: |_| {},
             products: |_, _, _| {},
             products_channels: |_, _, _, _, _, _, _| {},
+            products_line: |_| {},
             correlate_together: |_| {},
             products_together: |_, _, _| {},
             plane_products_tile: self.plane_products_tile,
@@ -252,8 +262,9 @@ macro_rules! kernel {
 }
 
 /// One set of kernels: each body with the features on, and the table of them. `registers` are the scalars that the
-/// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row. Behind it
-/// the same for sums of filters by places: the most, and the places that there are with each number of filters.
+/// registers hold with one to four vectors. Each entry of the list names vectors, rows, and the scalars of a row.
+/// Behind it the same for sums of filters by places: the most, and the places that there are with each number of
+/// filters.
 macro_rules! kernels {
     ($module:ident, $vector:ident, [$(#[$features:meta])?], $registers:expr,
         $($vectors:literal by $rows:literal [$($scalars:literal)*])*;
@@ -291,12 +302,14 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; correlate_channels [] (
                 pixels: &Pixels<'_>
             ) = depthwise::correlate_channels);
+            kernel!([$(#[$features])?] $vector; correlate_row [] (row: &PixelRow<'_>) = pixel_rows::correlate);
             kernel!([$(#[$features])?] $vector; products [] (
                 rows: &GradientRows, offsets: &[usize], sums: *mut f32
             ) = depthwise::products);
             kernel!([$(#[$features])?] $vector; products_channels [] (
                 dy: *const f32, dy_step: usize, x: *const f32, x_step: usize, count: usize, channels: usize, sums: *mut f32
             ) = depthwise::products_channels);
+            kernel!([$(#[$features])?] $vector; products_line [] (line: &GradientLine<'_>) = lines::products);
             kernel!([$(#[$features])?] $vector; correlate_together [] (
                 pixels: &Pixels<'_>
             ) = together::correlate);
@@ -405,8 +418,10 @@ macro_rules! kernels {
                 add,
                 correlate,
                 correlate_channels,
+                correlate_row,
                 products,
                 products_channels,
+                products_line,
                 correlate_together,
                 products_together,
                 plane_products_tile: $places_tile,

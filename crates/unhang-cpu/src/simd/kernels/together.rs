@@ -9,7 +9,7 @@ const TOGETHER: usize = 8;
 
 /// # Safety
 /// The features of `V` are on. At every tap of every pixel `x` and `w` are good for `channels` numbers, which are whole vectors,
-/// and so is `bias`; each pixel of `to` for the channels that are stored.
+/// and so is `bias`. Each pixel of `to` is good for the channels that are stored.
 #[inline(always)]
 pub(super) unsafe fn correlate<V: Vector>(pixels: &Pixels<'_>) {
     for (pixel, count) in even_parts(pixels.pixels, TOGETHER) {
@@ -86,8 +86,8 @@ unsafe fn of_neighbours<V: Vector, const PIXELS: usize, const TAPS: usize>(
 const TAPS_TOGETHER: usize = 9;
 
 /// # Safety
-/// The features of `V` are on. `dy` is good for `channels` numbers, which are whole vectors, at each pixel of each row, `x` at
-/// each offset from there, `sums` for each offset.
+/// The features of `V` are on. `dy` is good for `channels` numbers, which are whole vectors, at each pixel of each row.
+/// So are `x` at each offset from there, and `sums` for each offset.
 #[inline(always)]
 pub(super) unsafe fn products<V: Vector>(planes: &GradientPlanes, offsets: &[usize], sums: *mut f32) {
     for (tap, count) in even_parts(offsets.len(), TAPS_TOGETHER) {

@@ -1,8 +1,9 @@
 //! Kernels of Winograd's algorithm on six points: F(4×4, 3×3), of strided filters F(5×5, 2×2) and F(3×3, 4×4) too, and for
 //! weight gradients the same with results and taps exchanged: the transforms, and the products between them.
 //!
-//! The points are 0, ±5/8, ±3/2 and infinity: of the sets that were tried their error is the least, they come in pairs,
-//! which halves the work, and all numbers of the transforms of tiles are exact in f32 (`tools/bench-cpu/winograd.py`).
+//! The points are 0, ±5/8, ±3/2 and infinity: of the sets that were tried their error is the least, and they come in
+//! pairs, which halves the work. All numbers of the transforms of tiles are exact in f32
+//! (`tools/bench-cpu/winograd.py`).
 
 use crate::simd::vector::Vector;
 

@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 
 use unhang_conv::Problem;
 
-use super::super::Work;
 use super::super::geometry::Gather;
 use super::super::kernels::{AXIS_TILE, AxisResults, Kernels, Run};
+use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::axis_filters::FiltersOfAxis;
 use super::line_products::LineProducts;
@@ -29,8 +29,8 @@ use crate::parallel::for_each_unit;
 /// with 512 they are 5e-6 (`tools/bench-cpu/winograd.py`), where the suite allows 1e-5.
 const MOST_TERMS_OF_SEVEN_TAPS: usize = 1024;
 
-/// How many products the definition has for each one here, if an ordinary problem can be computed so, within the
-/// bound on its workspace and with small errors.
+/// How many products the definition has for each one here. `None` if an ordinary problem cannot be computed so within
+/// the bound on its workspace, and with small errors.
 pub(crate) fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     let axis = axis_of(problem)?;
     let gather = Gather::new(problem);

@@ -117,8 +117,8 @@ impl FiltersOfAxis<'_> {
         let from = &self.weight[first * by_result..];
         assert!((count - 1) * by_result + (sources - 1) * by_source + taps <= from.len());
         for channel in 0..sources {
-            // SAFETY: rows are filters, columns the taps of one channel, and the last number of them all was just checked;
-            // each goes to a separate place in `packed`.
+            // SAFETY: rows are filters, columns the taps of one channel, and the last number of them all was just
+            // checked. Each goes to a separate place in `packed`.
             unsafe {
                 let (from, to) = (from.as_ptr().add(channel * by_source), packed.as_mut_ptr().add(channel * count));
                 (self.kernels.transpose)(from, by_result, count, taps, to, offsets.as_ptr());

@@ -3,7 +3,7 @@
 //!
 //! The points are those of [`super::axis`], and so is the transformed source ([`super::lines`]). Of the result's gradient
 //! channels are brought together before it is transformed. Between the transforms stands a product of matrices for each point
-//! and tap of the other axis, source channels × pixels by pixels × result channels, in which result channels lie in vectors.
+//! and tap of the other axis: source channels × pixels by pixels × result channels. Result channels lie in vectors.
 //!
 //! Tiles are summed up block by block. Blocks depend on the problem alone and no sum is shared between threads, so threads
 //! change nothing. What is not finite is left to the other path as a whole.
@@ -44,8 +44,8 @@ fn forward(problem: &Problem) -> Option<(Gather, usize)> {
     Some((Gather::new(&forward), axis))
 }
 
-/// How many products the definition has for each one here, if an ordinary weight gradient can be computed so, within the
-/// bound on its workspace and with small errors.
+/// How many products the definition has for each one here. `None` if an ordinary weight gradient cannot be computed so
+/// within the bound on its workspace, and with small errors.
 pub(crate) fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     let (gather, axis) = forward(problem)?;
     let plan = Plan::new(&gather, axis, Kernels::of(isa));

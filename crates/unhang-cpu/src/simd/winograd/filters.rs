@@ -64,8 +64,8 @@ pub(super) fn transform(
     finite
 }
 
-/// Packs the taps at `places`, from where they are in the filter of a channel to where they go, for result channels in vectors and
-/// source channels vector by vector. Filters of all taps have `of_filter` numbers.
+/// Packs the taps at `places`, from where they are in the filter of a channel to where they go. It packs result
+/// channels in vectors, and source channels vector by vector. Filters of all taps have `of_filter` numbers.
 ///
 /// # Panics
 /// When a slice is not as long as that.
@@ -82,7 +82,7 @@ fn pack(
     assert!((results - 1) * by_result + (sources - 1) * by_source + last < from.len());
     assert!(places.iter().all(|&(_, place)| place + sources * lanes <= packed.len()));
     // SAFETY: rows are result channels, columns neighbouring source channels or taps, and the last number of them all was just
-    // checked; each goes to a separate vector in `packed`.
+    // checked. Each goes to a separate vector in `packed`.
     unsafe {
         let to = packed.as_mut_ptr();
         if by_result == 1 {

@@ -2,7 +2,7 @@
 //! the result's gradient as filters.
 //!
 //! For each of the 36 elements it is a product of two matrices, source channels × tiles by tiles × result channels.
-//! Sums over a block of tiles are added to those of the blocks before, in order; threads share out the result channels,
+//! Sums over a block of tiles are added to those of the blocks before, in order. Threads share out the result channels,
 //! so that they change nothing. What is not finite is left to the other path as a whole.
 
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! The source of Winograd's algorithm along one axis: rows of tiles, transformed to long lines.
 //!
 //! As many rows of pixels as there are points make a row of tiles, each column by itself. The rows of a unit of work are one
-//! long line for each point and channel, with zeros for padding between them, so that a tap of the other axis is an offset in
-//! that line. Where the taps lie along the columns, planes are transposed on the way in.
+//! long line for each point and channel, with zeros for padding between them. So a tap of the other axis is an offset
+//! in that line. Where the taps lie along the columns, planes are transposed on the way in.
 
 use std::ops::Range;
 

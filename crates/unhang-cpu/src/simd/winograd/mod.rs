@@ -1,18 +1,18 @@
-//! Winograd's algorithm F(4×4, 3×3): dense three by three filters without stride, forward and backward-data; and with a stride
-//! of two F(5×5, 2×2), F(4×4, 3×3) or F(3×3, 4×4) over parities of rows and columns ([`parities`]).
+//! Winograd's algorithm F(4×4, 3×3): dense three by three filters without stride, forward and backward-data. With a
+//! stride of two it is F(5×5, 2×2), F(4×4, 3×3) or F(3×3, 4×4) over parities of rows and columns ([`parities`]).
 //!
-//! A tile of four by four results is computed from six by six pixels with 36 products for each pair of channels, where
-//! the definition has 144. Tiles, filters and sums are transformed with channels in vectors, whatever the layout; where
-//! pixels lie together they are transposed on the way in and out. Between the transforms stand 36 products of matrices,
-//! tiles by source channels by result channels. Every sum runs over the source channels in order, so that neither the
-//! blocks nor the threads change what comes out.
+//! A tile of four by four results is computed from six by six pixels. That takes 36 products for each pair of channels,
+//! where the definition has 144. Tiles, filters and sums are transformed with channels in vectors, whatever the layout.
+//! Where pixels lie together they are transposed on the way in and out. Between the transforms stand 36 products of
+//! matrices, tiles by source channels by result channels. Every sum runs over the source channels in order, so that
+//! neither the blocks nor the threads change what comes out.
 //!
 //! What is not finite spoils its whole tile. A result that the definition makes not finite is never finite here (it
-//! has a product with what makes it so), so that an image without such a result is right, and any other is computed
-//! again directly. A filter that is not finite is left to the direct path altogether.
+//! has a product with what makes it so). So an image without such a result is right, and any other is computed again
+//! directly. A filter that is not finite is left to the direct path altogether.
 //!
-//! Of a dilated filter every phase of the image ([`phases`]) is computed as a separate image, or all phases of an axis as one
-//! image, with zeros between them.
+//! Of a dilated filter every phase of the image ([`phases`]) is computed as a separate image. Or all phases of an axis
+//! are computed as one image, with zeros between them.
 
 pub(crate) mod axis;
 mod axis_filters;
@@ -402,8 +402,8 @@ impl WinogradWork<'_> {
         let mut finite = true;
         for (number, sums) in sums.chunks(ELEMENTS * element_step).enumerate() {
             let [row, column] = if out_step == 1 { [0, 0] } else { parities.of(number) };
-            // SAFETY: the sums have that many elements, each with all tiles of the block. Results go either to the room,
-            // which is large enough for a segment, or to the segment's own pixels and channels, which no other unit writes.
+            // SAFETY: the sums have that many elements, each with all tiles of the block. Results go to the room, which
+            // is large enough for a segment, or to the segment's own pixels and channels, which no other unit writes.
             unsafe {
                 let direct = place + first(rows) * by_row + first(columns) * by_column;
                 let to = if through_room { room.as_mut_ptr() } else { self.result.get().add(direct) };

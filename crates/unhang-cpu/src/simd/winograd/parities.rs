@@ -9,8 +9,8 @@ use super::super::geometry::{Axis, Gather};
 use super::super::kernels::{MOST_PLACES, PATCH};
 use super::phases;
 
-/// Parities of row and column, in an order in which those that have products of an element are neighbours, if it is the
-/// second parity that has fewer taps.
+/// Parities of row and column. If it is the second parity that has fewer taps, those that have products of an element
+/// are neighbours in this order.
 const ORDER: [[usize; 2]; 4] = [[0, 1], [0, 0], [1, 0], [1, 1]];
 
 /// Which taps each parity has. Without a stride there is but one.

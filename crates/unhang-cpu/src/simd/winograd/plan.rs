@@ -56,7 +56,7 @@ const SEGMENT: usize = 14;
 const CHANNELS: usize = 64;
 
 /// Terms of a sum at most with two places of taps, whose tiles are the largest: with as many, errors are 4e-6 and of single results
-/// 1.5e-5, where the suite allows 1e-5 and 3e-5, and they grow with the root of their number.
+/// 1.5e-5, where the suite allows 1e-5 and 3e-5. They grow with the root of the number of terms.
 const MOST_TERMS_OF_TWO_TAPS: usize = 2048;
 
 /// Sizes, in tiles and vectors.
@@ -140,8 +140,8 @@ pub(super) fn odd_lines(numbers: usize) -> usize {
     numbers.div_ceil(16) / 2 * 32 + 16
 }
 
-/// The shape of a forward or backward-data problem, if it is one of three by three taps without stride or of a square filter
-/// with a stride of two and without dilation, without groups.
+/// The shape of a forward or backward-data problem without groups. It has three by three taps without stride, or a
+/// square filter with a stride of two and without dilation; otherwise `None`.
 pub(super) fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
     let [rows, columns] = problem.kernel();
     let strided = problem.stride() == [2, 2] && problem.dilation() == [1, 1] && STRIDED_TAPS.contains(&rows);
@@ -405,8 +405,8 @@ impl Shape {
         odd_lines(sources * self.lanes * vectors * self.lanes)
     }
 
-    /// Vectors of source and of result channels whose sums are transformed at a time, with this many blocks of tiles and as many
-    /// vectors of result channels in a unit.
+    /// Vectors of source and of result channels whose sums are transformed at a time. A unit has `blocks` blocks of
+    /// tiles and `vectors` vectors of result channels.
     pub(crate) fn weight_part(&self, blocks: usize, vectors: usize) -> [usize; 2] {
         if blocks == 1 && self.parities.count == 1 { [1, vectors.min(2)] } else { [self.blocks, vectors] }
     }
@@ -433,8 +433,8 @@ impl Shape {
         let even = move |most: usize| all.div_ceil(all.div_ceil(most));
         let vectors = self.vectors;
         let whole = [aim, 28].map(|most| (even(most), vectors));
-        // All tiles at once are transformed once, and sums of few channels at a time are not added to later ones; otherwise the
-        // source is transformed again for the next vectors.
+        // All tiles at once are transformed once, and sums of few channels at a time are not added to later ones.
+        // Otherwise the source is transformed again for the next vectors.
         let at_once = [vectors, 4, 2, 1].map(|some| (all, some)).into_iter().filter(move |_| all <= MOST_TILES_AT_ONCE);
         let cut = [(aim, 4), (aim, 2), (28, 2), (28, 1), (14, 1)].map(|(most, some)| (even(most), some));
         at_once.chain(whole).chain(cut).map(move |(tiles, some)| (tiles, some.min(vectors)))

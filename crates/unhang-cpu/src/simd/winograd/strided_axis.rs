@@ -1,8 +1,8 @@
 //! Winograd's algorithm along the rows with a stride of two: F(5, 2) and F(7, 2) for three taps in NCHW, forward.
 //!
-//! Two of the three taps meet every second row of pixels and are computed on points, as in [`super::axis`]; the one between
-//! them meets the others, and its products are summed up as they are: 11 products for five results, where the definition has
-//! 15, or 15 for seven, where it has 21. Along the columns all taps are multiplied.
+//! Two of the three taps meet every second row of pixels and are computed on points, as in [`super::axis`]. The one
+//! between them meets the others, and its products are summed up as they are: 11 products for five results, where the
+//! definition has 15, or 15 for seven, where it has 21. Along the columns all taps are multiplied.
 //!
 //! Every sum runs over taps and source channels in order, so that neither units nor threads change what comes out. What is
 //! not finite is treated as in [`super`].
@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 
 use unhang_conv::{Direction, Problem};
 
-use super::super::Work;
 use super::super::gather::FETCH_NUMBERS;
 use super::super::geometry::Gather;
 use super::super::kernels::{AxisResults, Kernels, Run};
 use super::super::source::prefetch_for_writing;
+use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::axis_filters::FiltersOfAxis;
 use super::line_products::LineProducts;
@@ -30,8 +30,8 @@ use crate::parallel::for_each_unit;
 /// twice. The suite allows 1e-5.
 const MOST_TERMS: usize = 4096;
 
-/// How many products the definition has for each one here, if an ordinary problem can be computed so, within the
-/// bound on its workspace and with small errors.
+/// How many products the definition has for each one here. `None` if an ordinary problem cannot be computed so within
+/// the bound on its workspace, and with small errors.
 pub(crate) fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     if !(is_possible(problem) && problem.direction() == Direction::Forward) {
         return None;

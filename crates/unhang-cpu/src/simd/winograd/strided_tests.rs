@@ -12,8 +12,8 @@ use super::{Gather, Kernels};
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
 
-/// Any convolution that can be computed so: odd sizes, several images in a unit, taps of a row that lie apart, rows without a
-/// stride, and padding that is wider than the filter.
+/// Any convolution that can be computed so: odd sizes, several images in a unit, and taps of a row that lie apart. Also
+/// rows without a stride, and padding that is wider than the filter.
 pub(crate) fn any_shape() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), 60i64..80];
     let sizes = (1i64..5, channels(), channels(), [1i64..40, 1i64..50], [0i64..6, 0i64..6]);

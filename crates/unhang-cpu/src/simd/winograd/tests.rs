@@ -11,7 +11,7 @@ use crate::algorithm::Algorithm;
 use crate::isa::Isa;
 
 /// Any convolution that Winograd can compute: three by three without stride, images of one pixel and dilated filters among
-/// them, or three by three to eight by eight with a stride of two, few channels among them.
+/// them. Or filters of three by three to eight by eight with a stride of two, few channels among them.
 pub(crate) fn any_shape() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), Just(48), 60i64..80];
     let sizes = (1i64..3, channels(), channels(), [1i64..19, 1i64..75], [0i64..4, 0i64..4]);
@@ -132,8 +132,8 @@ fn both_directions(shape: &str) -> impl Iterator<Item = Problem> {
         .into_iter()
 }
 
-/// Strided filters with two, three and four places, some of which have no tap at the first or at the last, of this many images
-/// and channels of that size, to this many filters.
+/// Strided filters with two, three and four places, some of which have no tap at the first or at the last. They go from
+/// `images` (their number, channels and size) to this many filters.
 fn strided<'a>(kinds: &'a [&'a str], images: &'a str, filters: usize) -> impl Iterator<Item = Problem> + 'a {
     let taps = ["3x3:s2x2:p1x1", "3x3:s2x2:p0x0", "4x4:s2x2:p1x1", "5x5:s2x2:p2x2", "7x7:s2x2:p3x3"];
     let layouts = ["nchw", "nhwc"];

@@ -331,7 +331,7 @@ impl<'a> Images<'a> {
                 let tiles = (segment.tiles - tile).min(room.group - in_group);
                 let at = (group * room.vectors + first) * block_step + in_group * lanes;
                 assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
-                // SAFETY: both callers' rows are good for all pixels of the segment with this many channels, and the last
+                // SAFETY: both callers' rows are good for all pixels of the segment with this many channels. The last
                 // number that is written was just checked, in a room that is ours by the condition of `transform`.
                 unsafe {
                     let to = room.start.get().add(at);

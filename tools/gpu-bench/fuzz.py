@@ -1,11 +1,12 @@
-"""Convolutions drawn from whole model zoos (population.tsv) against cuDNN and against torch without it: where are we slow?
+"""Times convolutions drawn from whole model zoos (population.tsv) against cuDNN and against torch without it, to find
+where we are slow.
 
     python3 tools/gpu-bench/fuzz.py [--sample N] [--layout nhwc] [--seconds S] [--losers N] [--before FILE] [--json FILE]
 
-Times are those of `gpu_bench.py bench`: graphs of 20 calls, replayed in turns, f32 without TF32. Each drawn problem runs with the
-choice that the model takes. Closes with the geometric means, the shares of layers below 0.85 and 0.5 of cuDNN and below 0.95 of
-torch with cuDNN off, and the worst 50. With --losers, layers below --below of cuDNN are timed again with that many other
-choices, which tells a model that chose badly from kernels that are slow.
+Times are those of `gpu_bench.py bench`: graphs of 20 calls, replayed in turns, f32 without TF32. Each drawn problem
+runs with the model's choice. It ends with the geometric means and the worst 50. It also prints the shares of layers
+below 0.85 and 0.5 of cuDNN and below 0.95 of torch with cuDNN off. With --losers, layers below --below of cuDNN are
+timed again with that many other choices. That tells a bad choice of the model from slow kernels.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from gpu_bench import DIRECTIONS, Case, architecture, errors, geometric_mean, re
 from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_tolerances
 
 POPULATION = Path(__file__).resolve().parent / "population.tsv"
-# The largest operands that are drawn: three sets of them fit every card that we measure on.
+# The largest operands to draw: three sets of them fit every card that we measure on.
 MOST_BYTES = 3 << 30
 
 
 def draw(arguments: argparse.Namespace) -> list[tuple[str, Problem]]:
-    """Problems by chance, all directions of each, in one order whatever the sample's size."""
+    """Random problems, all directions of each, in one order whatever the sample's size."""
     rows = [line.split("\t") for line in Path(arguments.population).read_text().splitlines()]
     random.Random(arguments.seed).shuffle(rows)
     found: list[tuple[str, Problem]] = []
@@ -63,7 +64,7 @@ def others(engine: Engine, problem: Problem, taken: str, count: int) -> list[str
 
 
 def first_choices(engine: Engine, problems: list[tuple[str, Problem]]) -> list[tuple[str, str]]:
-    """Each problem with what the model takes for it."""
+    """Each problem with the model's choice for it."""
     found = []
     for _, problem in problems:
         names = [name for name, _, _ in engine.candidates(problem.key) if not name.startswith(("half:", "general:"))]
@@ -102,7 +103,7 @@ def measure(
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
-    """Prints what came out, and where it was timed the same of the library before."""
+    """Prints the results, next to those of the earlier library if that was timed."""
     earlier = [{**row, "us": row["before_us"]} for row in rows if "before_us" in row]
     for title, these in (("before, ", earlier), ("", rows)):
         if these:

@@ -6,8 +6,9 @@
     python3 tools/gpu-bench/gpu_bench.py bench [--top N] [--dtype f32] [--layout nchw] [--json FILE] [--only WORDS]
 
 `check` compares every problem with torch in double precision, cuDNN off. `bench` times by replay of captured graphs of
-20 calls on the same tensors (so L2 is warm for what fits), TF32 off, against cuDNN with benchmark=True and against torch
-with cuDNN disabled, in one run. `operations` does both for batch normalisation, pooling and 3-d convolutions.
+20 calls on the same tensors (so L2 is warm for what fits), TF32 off. In one run it compares with cuDNN with
+benchmark=True and with torch with cuDNN disabled. `operations` does both for batch normalisation, pooling and 3-d
+convolutions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_problem
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
 CALLS = 20
-# An engine loads 2048 kernels at most: each checks so many problems.
+# An engine loads at most 2048 kernels, so each checks that many problems.
 ENGINE_PROBLEMS = 300
 FAMILIES = ("winograd", "fused", "depthwise", "quads", "narrow", "direct", "half")
 
@@ -68,7 +69,7 @@ class Case:
         self.first, self.second, self.shape = operands[problem.direction]
 
     def torch(self, convert: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> torch.Tensor:
-        """The same by torch."""
+        """Torch's result."""
         problem = self.problem
         if problem.direction == "forward":
             bias = convert(self.bias) if self.bias is not None else None
@@ -91,7 +92,7 @@ class Case:
         return tensor(self.shape, DTYPES[self.problem.dtype], self.problem.nhwc, math.nan)
 
     def prepared(self, engine: Engine, choice: str | None) -> tuple[Callable[[], None], torch.Tensor, str]:
-        """A function that runs ours, its result, and the choice."""
+        """A function that runs our kernel, its result, and the choice."""
         handle, bytes_needed = engine.prepare(self.problem.key, choice)
         workspace = torch.empty(max(bytes_needed, 1), dtype=torch.uint8, device="cuda")
         result = self.result()
@@ -117,7 +118,7 @@ class Case:
 
 
 def errors(result: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """L2 and largest error, relative; infinite where a number is not finite."""
+    """L2 and largest error, relative; infinite if a number is not finite."""
     got = result.double()
     if not torch.isfinite(got).all():
         return math.inf, math.inf
@@ -142,10 +143,10 @@ def check(arguments: argparse.Namespace) -> int:
         except GpuError:
             declined += 1
             continue
-        # What is never taken unasked is seen below, as one of the families.
+        # Choices that are never used unasked are covered below, as one of the families.
         fast = [name for name in names if name != "plain" and not name.startswith(("half:", "general:"))]
         picked = fast[:1] + chosen.sample(fast[1:], min(len(fast) - 1, arguments.choices - 1)) if fast else []
-        # Each family is seen: Winograd and depthwise would otherwise drown among the tiles.
+        # Each family is covered: Winograd and depthwise would otherwise be lost among the tiles.
         for family in FAMILIES:
             picked += [name for name in names if name.split(":")[0] == family][:1]
         general: dict[str, list[str]] = {}
@@ -218,13 +219,14 @@ def replay_time(call: Callable[[], Any], rounds: int = 7) -> float:
 
 
 def rotate(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
-    """One of several calls at a time, in turn."""
+    """Calls one of several functions at a time, in turn."""
     turns = itertools.cycle(calls)
     return lambda: next(turns)()
 
 
 def copies_of(problem: Problem, cold: bool) -> int:
-    """How many sets of tensors the calls take in turn: with --cold as many as push each other out of the last cache."""
+    """The number of tensor sets that calls use in turn; with --cold, as many as evict each other from the last
+    cache."""
     if not cold:
         return 1
     elements = sum(math.prod(shape) for shape in (problem.input, problem.weight, problem.output))
@@ -343,7 +345,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def eager_time(call: Callable[[], Any], calls: int = 200) -> float:
-    """Microseconds of one call, one after the other without waiting between, host and device together."""
+    """Microseconds of one call, one after the other without waiting, host and device together."""
     for _ in range(20):
         call()
     times = []
@@ -358,7 +360,7 @@ def eager_time(call: Callable[[], Any], calls: int = 200) -> float:
 
 
 def eager(arguments: argparse.Namespace) -> int:
-    """Calls one by one, as a program without graphs makes them: small layers show the host's work."""
+    """Single calls, as in a program without graphs: small layers show the host's work."""
     engine = Engine()
     layers = [(name, problem) for name, problem in read_problems("layer") if problem.direction == "forward"]
     jobs = [(problem.key, engine.candidates(problem.key)[0][0]) for _, problem in layers]
@@ -384,7 +386,7 @@ def eager(arguments: argparse.Namespace) -> int:
 
 
 def operations(arguments: argparse.Namespace) -> int:
-    """What is no 2-d convolution: right against torch in double precision, and timed against torch."""
+    """Operations other than 2-d convolutions: compared with torch in double precision, and timed against torch."""
     torch.backends.cuda.matmul.allow_tf32 = False
     engine, rows, failures = Engine(), [], []
     print("operation, ours / torch (us), torch over ours, GB/s of what has to move, error over what is allowed")

@@ -7,12 +7,13 @@
     python3 tools/gpu-bench/gpu_models.py tuned [NAME…]
 
 `models` times training steps (forward, a mean square as the loss, backward, SGD with momentum) of whole networks, f32 with
-TF32 off, eager and as a replayed graph, against cuDNN with benchmark=True and cuDNN disabled, taking turns; and what a first
-start costs. `eager` times single calls from Python, where the host's work counts. `gradcheck` runs torch's own checks in
-double precision. `first` is a first start with nothing but general kernels in the cache, as a package carries them for AMD chips:
-what the first step takes, and a graph that is recorded after one step. `tuned` trains until every convolution was tuned on
-first use, and times replayed graphs of a step from before and after it in turns (name an empty UNHANG_HOME: what was tuned once is taken
-at once). unhang must be importable: installed, or PYTHONPATH=python beside a built extension.
+TF32 off. They run eager and as a replayed graph, against cuDNN with benchmark=True and cuDNN disabled, taking turns. It
+also measures what a first start costs. `eager` times single calls from Python, where the host's work counts.
+`gradcheck` runs torch's own checks in double precision. `first` is a first start with nothing but general kernels in
+the cache, as a package carries them for AMD chips: what the first step takes, and a graph that is recorded after one
+step. `tuned` trains until every convolution was tuned on first use. It times replayed graphs of a step from before and
+after it in turns (name an empty UNHANG_HOME: what was tuned once is taken at once). unhang must be importable:
+installed, or PYTHONPATH=python beside a built extension.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from yolov8n import YoloV8n
 
 import unhang
-from unhang import _convolve, _gpu
+from unhang import _convolve, _gpu, _jit
 
 WAYS = ("ours", "cuDNN", "cuDNN off")
 MODELS = {
@@ -48,7 +50,8 @@ MODELS = {
 
 @contextmanager
 def way(name: str) -> Iterator[None]:
-    """Convolutions by our kernels, by cuDNN, or by torch without it; batch norms by cuDNN wherever convolutions may be."""
+    """Convolutions by our kernels, by cuDNN, or by torch without it; batch norms by cuDNN if convolutions may use
+    it."""
     with torch.backends.cudnn.flags(enabled=name != "cuDNN off", benchmark=True, allow_tf32=False):
         if name in ("ours", "ours, tuned"):
             with unhang.enabled("jit", tune=name != "ours"):
@@ -113,6 +116,17 @@ def graph_of(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
+def replayed_in_turns(graphs: dict[str, Callable[[], None]], turns: int) -> dict[str, list[float]]:
+    """Milliseconds of each graph, after a turn that warms up."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(1 + turns):
+        for name, graph in graphs.items():
+            graph()
+            if turn:
+                times[name].append(milliseconds(graph, 5))
+    return times
+
+
 def seconds(call: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -122,7 +136,8 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    """Of all gradients together, relative: single ones may be nothing but rounding, as that of a bias before a norm."""
+    """The relative distance of all gradients together: a single one may be pure rounding, such as that of a bias before
+    a norm."""
     apart = sum((a - b).double().square().sum() for a, b in zip(ours, theirs))
     return float((apart / sum(b.double().square().sum() for b in theirs)).sqrt())
 
@@ -158,12 +173,7 @@ def models(names: list[str]) -> int:
         for name_of_way in WAYS:
             with way(name_of_way):
                 graphs[name_of_way] = graph_of(step)
-        replayed: dict[str, list[float]] = {it: [] for it in WAYS}
-        for turn in range(4):
-            for name_of_way in WAYS:
-                graphs[name_of_way]()
-                if turn:
-                    replayed[name_of_way].append(milliseconds(graphs[name_of_way], 5))
+        replayed = replayed_in_turns(graphs, 3)
         print(f"{name} b{batch}@{size}, training step in ms:")
         for kind, times in (("eager", eager), ("graph", replayed)):
             medians = {it: statistics.median(times[it]) for it in WAYS}
@@ -250,11 +260,11 @@ def seen(name: str) -> None:
     for route in _convolve.routes.values():
         print("seen", route.key)
     sys.stdout.flush()
-    os._exit(0)  # what is being compiled is not wanted
+    os._exit(0)  # what is being compiled is not needed
 
 
 def prepared_step(name: str) -> tuple[Callable[[], None], float]:
-    """A training step, and the milliseconds of one by cuDNN: everything but our kernels is loaded."""
+    """A training step, and the milliseconds of one by cuDNN: everything except our kernels is loaded."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(3)
     batch, size = MODELS[name]
@@ -265,11 +275,32 @@ def prepared_step(name: str) -> tuple[Callable[[], None], float]:
         return step, milliseconds(step, 3)
 
 
+@contextmanager
+def clocked(owner: Any, name: str) -> Iterator[list[float]]:
+    """Milliseconds of each call of a function while the block runs."""
+    function, took = getattr(owner, name), list[float]()
+
+    @functools.wraps(function)
+    def timed(*arguments: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            took.append((time.perf_counter() - begun) * 1000)
+
+    setattr(owner, name, timed)
+    try:
+        yield took
+    finally:
+        setattr(owner, name, function)
+
+
 def started(name: str) -> None:
-    """In a process of its own, with general kernels in the cache and no others."""
+    """Runs in a separate process, with only general kernels in the cache."""
     step, theirs = prepared_step(name)
     with way("ours"):
-        first = seconds(step) * 1000
+        with clocked(_jit.BoundJit, "_load") as loads, clocked(_gpu, "compare") as comparisons:
+            first = seconds(step) * 1000
         second = seconds(step) * 1000
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -282,7 +313,8 @@ def started(name: str) -> None:
         warm, late = milliseconds(step, 5), milliseconds(graph_of(step), 5)
         again = milliseconds(graph.replay, 5)
     print(
-        f"{name}, ms: first step {first:.1f}, second {second:.1f}, warm {warm:.1f} (cuDNN {theirs:.1f}); graph recorded after two"
+        f"{name}, ms: first step {first:.1f} ({sum(loads):.1f} for {len(loads)} loads, {sum(comparisons):.1f} for"
+        f" {len(comparisons)} comparisons), second {second:.1f}, warm {warm:.1f} (cuDNN {theirs:.1f}); graph recorded after two"
         f" steps {early:.1f} ({provisional} of {len(_convolve.routes)} convolutions by general kernels), the same replayed when all is"
         f" compiled {again:.1f}, graph recorded then {late:.1f}: {again / late:.2f} times",
         flush=True,
@@ -331,12 +363,7 @@ def tuned(names: list[str]) -> int:
                     left = sum(not kernel.settled for kernel in kernels) if name_of_way != "cuDNN" else 0
                 took = time.monotonic() - begun
                 graphs[name_of_way] = graph_of(step)
-        times: dict[str, list[float]] = {it: [] for it in ways}
-        for turn in range(6):
-            for name_of_way in ways:
-                graphs[name_of_way]()
-                if turn:
-                    times[name_of_way].append(milliseconds(graphs[name_of_way], 5))
+        times = replayed_in_turns(graphs, 5)
         medians = {it: statistics.median(times[it]) for it in ways}
         print(
             f"{name} b{batch}@{size}, replayed step in ms: "

@@ -1,7 +1,8 @@
-"""Batch normalisation, pooling and 3-d convolutions for `gpu_bench.py operations`: ours, torch's, and what is right.
+"""Batch normalisation, pooling, reductions and 3-d convolutions for `gpu_bench.py operations`: ours, torch's, and the
+correct results.
 
-Sizes are those of ResNet-50, VGG-16, DenseNet, Inception, YOLO's SPPF, a 3-d U-Net and R3D. Torch's batch normalisation and
-convolutions are cuDNN's; its pooling is its own.
+Sizes are those of ResNet-50, VGG-16, DenseNet, Inception, YOLO's SPPF, a 3-d U-Net and R3D. Torch's batch normalisation
+and convolutions are cuDNN's; its pooling and reductions are its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,19 @@ POOLINGS = [
     ("ResNet-50 end", "mean", [32, 2048, 7, 7], 7, 7, 0, False),
     ("3-d U-Net", "mean", [1, 32, 64, 64, 64], 2, 2, 0, False),
 ]
+# Name, kind, shape, reduced axes, channels last.
+REDUCTIONS = [
+    ("all of a tensor", "sum", [64, 1024, 1024], [0, 1, 2], False),
+    ("all of a tensor", "norm2", [64, 1024, 1024], [0, 1, 2], False),
+    ("channels' means", "mean", [32, 256, 56, 56], [2, 3], False),
+    ("channels' sums over images", "sum", [32, 256, 56, 56], [0, 2, 3], False),
+    ("channels' sums over images, NHWC", "sum", [32, 256, 56, 56], [0, 2, 3], True),
+    ("rows of 768", "sum", [64, 512, 768], [2], False),
+    ("rows of 50,257", "largest", [512, 50257], [1], False),
+    ("rows of 10", "largest", [65536, 10], [1], False),
+    ("columns", "sum", [4096, 4096], [0], False),
+    ("the middle axis", "largest", [64, 512, 768], [1], False),
+]
 # Name, input, output channels, window, stride, padding.
 VOLUMES = [
     ("3-d U-Net top", [1, 32, 64, 64, 64], 64, [3, 3, 3], [1, 1, 1], [1, 1, 1]),
@@ -63,7 +77,7 @@ def five(numbers: tuple[int, ...] | list[int]) -> list[int]:
 
 
 def largest_share(pairs: list[tuple[torch.Tensor, torch.Tensor]], allowed: float) -> float:
-    """How far results are off at most, as a share of what is allowed; infinite where one is not finite."""
+    """The largest error, as a share of what is allowed; infinite if a result is not finite."""
     worst = 0.0
     for found, right in pairs:
         if not torch.isfinite(found).all():
@@ -74,7 +88,7 @@ def largest_share(pairs: list[tuple[torch.Tensor, torch.Tensor]], allowed: float
 
 
 class Case:
-    """An operation: `prepare` gives ours and torch's, which leave results that `error` compares."""
+    """An operation: `prepare` returns ours and torch's, whose results `error` compares."""
 
     def __init__(
         self, name: str, bytes_moved: float, prepare: Callable[[], tuple[Run, Run, Callable[[float], float]]]
@@ -95,14 +109,14 @@ class Case:
 
 
 def run_of(engine: Engine, asked: dict[str, Any], tensors: list[torch.Tensor | None], has_workspace: bool) -> Run:
-    """A function that starts an operation on tensors. A null stands for what is not there."""
+    """A function that starts an operation on tensors. A null stands for a missing one."""
     handle, needed = engine.operation(asked)
     workspace = torch.empty(max(needed, 256), dtype=torch.uint8, device="cuda")
     held = [*tensors, workspace] if has_workspace else tensors
     addresses = [0 if it is None else it.data_ptr() for it in held]
 
     def run() -> None:
-        # Tensors live as long as whoever may run this.
+        # Tensors live as long as anyone may run this.
         assert len(held) == len(addresses)
         engine.run_operation(handle, addresses, torch.cuda.current_stream().cuda_stream)
 
@@ -140,7 +154,7 @@ def normalizations(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Itera
                 right_inverse = (wide[0].var(axes, unbiased=False) + EPSILON).rsqrt()
                 normal = (wide[0] - right_mean.view(each)) * right_inverse.view(each)
                 if operation == "train":
-                    tensors = [x, result, None, scale, bias, mean, inverse, running[2], running[3], None, None]
+                    tensors = [x, result, None, None, scale, bias, mean, inverse, running[2], running[3], None, None]
                     right = normal * wide[2].view(each) + wide[3].view(each)
                     pairs = [(result, right), (mean, right_mean), (inverse, right_inverse)]
 
@@ -149,7 +163,7 @@ def normalizations(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Itera
 
                 else:
                     saved = [right_mean.float(), right_inverse.float()]
-                    tensors = [x, result, dy, scale, bias, *saved, None, None, of_scale, of_bias]
+                    tensors = [x, result, dy, None, scale, bias, *saved, None, None, of_scale, of_bias]
                     sums = [wide[1].sum(axes), (wide[1] * normal).sum(axes)]
                     count = shape[0] * pixels
                     right = wide[1] - sums[0].view(each) / count - normal * sums[1].view(each) / count
@@ -175,7 +189,7 @@ def normalizations(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Itera
                 ours = run_of(engine, {"normalization": asked}, tensors, True)
                 return ours, theirs, lambda allowed: largest_share(pairs, allowed)
 
-            # x is read for its moments and again for the result; backward the gradient of y too.
+            # x is read for its moments and again for the result; in backward, the gradient of y too.
             passes = 3 if operation == "train" else 5
             yield Case(f"batch norm {operation}, {name}", passes * math.prod(shape) * dtype.itemsize, prepare)
 
@@ -257,6 +271,46 @@ def poolings(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Iterator[Ca
             yield Case(f"{what} {way}, {name} {window}/{stride}", moved, prepare)
 
 
+def reductions(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Iterator[Case]:
+    for name, kind, shape, axes, is_last in REDUCTIONS:
+
+        def prepare(kind: str = kind, shape: list[int] = shape, axes: list[int] = axes, is_last: bool = is_last) -> Any:
+            x = tensor(shape, dtype, is_last)
+            if kind in ("sum", "mean"):
+                # Sums of numbers of both signs are near zero by chance.
+                x = x.abs() / 64
+            kept = [axis for axis in range(len(shape)) if axis not in axes]
+            result = torch.full([shape[axis] for axis in kept], math.nan, device="cuda", dtype=dtype)
+            indices = torch.full(result.shape, -1, device="cuda", dtype=torch.int32)
+            asked = {
+                "kind": kind,
+                "data_type": dtype_name,
+                "kept": [[shape[axis], x.stride(axis), result.stride(at)] for at, axis in enumerate(kept)],
+                "reduced": [[shape[axis], x.stride(axis), 0] for axis in axes],
+            }
+            ours = run_of(engine, {"reduction": asked}, [x, result, indices if kind == "largest" else None], True)
+            by_torch: dict[str, Callable[[torch.Tensor], Any]] = {
+                "sum": lambda x: x.sum(axes),
+                "mean": lambda x: x.mean(axes),
+                "norm2": lambda x: torch.linalg.vector_norm(x, dim=axes),
+                "largest": lambda x: x.max(axes[0]),
+            }
+            right = by_torch[kind](x.double())
+            if kind == "largest":
+                # Of equal elements torch may return any index.
+                chosen = x.double()
+
+                def error(allowed: float) -> float:
+                    at = indices.long().unsqueeze(axes[0])
+                    found = chosen.gather(axes[0], at).squeeze(axes[0])
+                    return largest_share([(result, right[0]), (found, right[0])], allowed)
+
+                return ours, lambda: by_torch[kind](x), error
+            return ours, lambda: by_torch[kind](x), lambda allowed: largest_share([(result, right)], allowed)
+
+        yield Case(f"reduction, {kind}, {name}", math.prod(shape) * dtype.itemsize, prepare)
+
+
 def volumes(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Iterator[Case]:
     for name, shape, out_channels, window, stride, padding in VOLUMES:
         sizes = zip(shape[2:], window, stride, padding)
@@ -303,7 +357,8 @@ def volumes(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Iterator[Cas
 
 
 def cases(engine: Engine, dtype: torch.dtype, dtype_name: str) -> Iterator[Case]:
-    """Everything, one after the other: tensors of one live no longer than it does."""
+    """All cases, one after the other: the tensors of one live only as long as it does."""
     yield from normalizations(engine, dtype, dtype_name)
     yield from poolings(engine, dtype, dtype_name)
+    yield from reductions(engine, dtype, dtype_name)
     yield from volumes(engine, dtype, dtype_name)

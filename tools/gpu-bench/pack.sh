@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds what a GPU machine without Rust needs, into build/gpu-bench: the engine as a shared library with a C interface,
-# and the suite's problems. Take that folder and tools/gpu-bench along; the machine needs Python, torch and nvrtc.
+# and the suite's problems. Copy that folder and tools/gpu-bench; the machine needs Python, torch and nvrtc.
 #
 #   tools/gpu-bench/pack.sh [random problems, default 900]
 set -eu

@@ -1,11 +1,13 @@
 """The convolutions of whole model zoos, as a file of problems: what owners run, drawn from outside.
 
     python tools/gpu-bench/population.py --out tools/gpu-bench/population.tsv [--only torchvision,timm]
+    python tools/gpu-bench/population.py --out FILE --networks torchvision/resnet18,torchvision/vgg16 --batch 12
 
-Every model definition that torchvision, ultralytics, timm, transformers and diffusers have here is run once on meta tensors, so
-that no weight is fetched and nothing is computed, and each distinct convolution that reaches torch's dispatcher is written
-down: the first model that has it, how many models do, and its key for a batch of 8 (1 for diffusion models and speech).
-A zoo that is not installed is named and left out; so is a model that does not run on meta tensors.
+Every installed model definition of torchvision, ultralytics, timm, transformers and diffusers runs once on meta
+tensors, so no weight is fetched and nothing is computed. Each distinct convolution that reaches torch's dispatcher is
+recorded: the first model that has it, how many models do, and its key for a batch of 8 (1 for diffusion models and
+speech). A zoo that is not installed is named and left out; so is a model that does not run on meta tensors. With
+`--networks` each of those is written by itself, with how often it computes each convolution in a forward pass.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import signal
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,22 +26,22 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH = 8
-# Seconds that one model may take; a few definitions loop over data that meta tensors do not have.
+# Seconds that one model may take. A few definitions loop over data that meta tensors do not have.
 DEADLINE = 60
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every convolution of one or two axes that passes."""
+    """Records every convolution of one or two axes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys: set[str] = set()
+        self.keys: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.convolution.default:
             key = key_of(*args)
             if key:
-                self.keys.add(key)
+                self.keys[key] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -73,8 +76,8 @@ def run(model: nn.Module, *inputs: Any, **named: Any) -> None:
         model.to("meta").eval()(*inputs, **named)
 
 
-def image(size: int, batch: int = BATCH, channels: int = 3) -> torch.Tensor:
-    return torch.empty(batch, channels, size, size, device="meta")
+def image(size: int, batch: int | None = None, channels: int = 3) -> torch.Tensor:
+    return torch.empty(batch or BATCH, channels, size, size, device="meta")
 
 
 def torchvision_models() -> Iterator[Model]:
@@ -99,7 +102,7 @@ def torchvision_models() -> Iterator[Model]:
 
 
 def detection(name: str) -> None:
-    """Backbone, pyramid and heads of a detector: its boxes need numbers that meta tensors do not have."""
+    """Backbone, pyramid and heads of a detector: its boxes need values that meta tensors do not have."""
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None, weights_backbone=None).eval()
@@ -126,7 +129,7 @@ def ultralytics_models() -> Iterator[Model]:
         scales = list((yaml_model_load(path).get("scales") or {"": 0}).keys()) if path.stem[-1:] else [""]
         for scale in scales:
             name = path.stem
-            # yolov8-seg.yaml has its scale behind the version: yolov8n-seg.yaml.
+            # yolov8-seg.yaml has its scale after the version: yolov8n-seg.yaml.
             head, dash, tail = name.partition("-")
             yield f"{head}{scale}{dash}{tail}", lambda path=path, scale=scale: yolo(path, scale)
 
@@ -280,15 +283,40 @@ def expire(*_: Any) -> None:
     raise TimeoutError(f"not done after {DEADLINE} s")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only", default=",".join(ZOOS))
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, expire)
+def convolutions(build: Callable[[], Any]) -> tuple[Counter[str], str]:
+    """The convolutions of a model, and why it stopped early if it did."""
+    recorder = Recorder()
+    signal.alarm(DEADLINE)
+    try:
+        try:
+            with torch.device("meta"), recorder:
+                build()
+        except NotImplementedError:
+            # Definitions that compute their sizes with tensors are first created in memory.
+            recorder.keys.clear()
+            with recorder:
+                build()
+    except Exception as error:  # any model may reject meta tensors, each in its own way
+        return recorder.keys, f"{type(error).__name__}: {str(error)[:80]}"
+    finally:
+        signal.alarm(0)
+    return recorder.keys, ""
+
+
+def of_networks(names: list[str]) -> Iterator[str]:
+    """The lines of single networks: how often each computes a convolution."""
+    for name in names:
+        zoo, _, model = name.partition("/")
+        keys, stopped = convolutions(dict(ZOOS[zoo]())[model])
+        if stopped:
+            sys.exit(f"{name} stopped early: {stopped}")
+        yield from (f"{name}\t{count}\t{key}\n" for key, count in sorted(keys.items()))
+
+
+def of_zoos(zoos: list[str]) -> Iterator[str]:
+    """The lines of whole zoos: the first model that has a convolution, and how many do."""
     found: dict[str, tuple[str, int]] = {}
-    for zoo in arguments.only.split(","):
+    for zoo in zoos:
         done, failed = 0, []
         try:
             models = list(ZOOS[zoo]())
@@ -296,28 +324,31 @@ def main() -> int:
             print(f"{zoo}: left out ({error})", file=sys.stderr)
             continue
         for name, build in models:
-            recorder = Recorder()
-            signal.alarm(DEADLINE)
-            try:
-                try:
-                    with torch.device("meta"), recorder:
-                        build()
-                except NotImplementedError:
-                    # Definitions that compute their sizes with tensors are made in memory first.
-                    with recorder:
-                        build()
-            except Exception as error:  # any model may refuse meta tensors, each in its own way
-                failed.append(f"{name} ({type(error).__name__}: {str(error)[:80]})")
-            finally:
-                signal.alarm(0)
-            done += bool(recorder.keys)
-            for key in recorder.keys:
+            keys, stopped = convolutions(build)
+            failed += [f"{name} ({stopped})"] if stopped else []
+            done += bool(keys)
+            for key in keys:
                 first, count = found.get(key, (f"{zoo}/{name}", 0))
                 found[key] = (first, count + 1)
         print(f"{zoo}: {done} models, {len(failed)} stopped early, {len(found)} problems so far", file=sys.stderr)
         for line in failed[:12]:
             print(f"  {line}", file=sys.stderr)
-    lines = [f"{first}\t{count}\t{key}\n" for key, (first, count) in sorted(found.items(), key=lambda item: item[0])]
+    yield from (f"{first}\t{count}\t{key}\n" for key, (first, count) in sorted(found.items(), key=lambda item: item[0]))
+
+
+def main() -> int:
+    global BATCH
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only", default=",".join(ZOOS))
+    parser.add_argument("--networks", help="zoo/model, comma-separated: these by themselves")
+    parser.add_argument("--batch", type=int, default=BATCH)
+    arguments = parser.parse_args()
+    BATCH = arguments.batch
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, expire)
+    networks = arguments.networks.split(",") if arguments.networks else []
+    lines = list(of_networks(networks) if networks else of_zoos(arguments.only.split(",")))
     temporary = Path(arguments.out + ".new")
     temporary.write_text("".join(lines))
     temporary.replace(arguments.out)

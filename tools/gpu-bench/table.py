@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
-# What an H200 was measured to reach: multiply-adds by cuBLAS in f32, and a copy.
+# The measured limits of an H200: multiply-adds by cuBLAS in f32, and a copy.
 FLOPS, BANDWIDTH = 51e12, 4.3e12
 
 
@@ -32,7 +32,7 @@ def read(file: str) -> dict[str, Any]:
 
 
 def unasked(row: dict[str, Any]) -> dict[str, Any]:
-    """What the engine may take of itself: no products of f16 in pairs."""
+    """What the engine may choose by itself: no products of f16 in pairs."""
     return {name: value for name, value in row["ours"].items() if not name.startswith("half:")}
 
 

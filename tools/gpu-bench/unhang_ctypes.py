@@ -19,11 +19,11 @@ CACHE = os.environ.get("UNHANG_GPU_CACHE", "/tmp/unhang-gpu-bench-cache")
 
 
 class GpuError(RuntimeError):
-    """What the engine said."""
+    """An error of the engine."""
 
 
 def find_nvrtc() -> None:
-    """Makes all processes use one nvrtc: the one that is loaded here, else the first that is found."""
+    """Makes all processes use one nvrtc: the one loaded here, or else the first one found."""
     with open("/proc/self/maps") as maps:
         loaded = {line[line.index("/") :].strip() for line in maps if "libnvrtc.so" in line}
     places = [f"{path}/nvidia/*/lib/libnvrtc.so.1?" for path in sys.path]
@@ -56,7 +56,7 @@ def load(path: Path | str = LIBRARY) -> ctypes.CDLL:
 
 @dataclass
 class Problem:
-    """A problem's key, taken apart."""
+    """The parts of a problem's key."""
 
     key: str
     direction: str = ""
@@ -102,7 +102,7 @@ class Problem:
 
     @property
     def weight(self) -> list[int]:
-        """The filter's shape as torch has it."""
+        """The filter's shape, as in torch."""
         channels = self.input[1]
         if self.transposed:
             return [channels, self.out_channels // self.groups, *self.kernel]
@@ -116,7 +116,7 @@ class Problem:
         return 2.0 * self.input[0] * pixels * k * c * r * s
 
     def arguments(self) -> tuple[Any, ...]:
-        """What torch's convolution takes behind its tensors."""
+        """The arguments of torch's convolution after its tensors."""
         return (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
 
 
@@ -173,7 +173,7 @@ class Engine:
             raise GpuError(self.library.unhang_gpu_error().decode())
 
     def operation(self, asked: dict[str, Any]) -> tuple[int, int]:
-        """Compiles and loads what is no 2-d convolution: a handle and the bytes of workspace."""
+        """Compiles and loads an operation other than a 2-d convolution: a handle and the bytes of workspace."""
         workspace = ctypes.c_uint64()
         text = json.dumps(asked)
         handle = self.library.unhang_gpu_operation(self.handle, text.encode(), ctypes.byref(workspace))

@@ -1,6 +1,6 @@
 """YOLOv8n's layers in plain torch, for machines without ultralytics: the same convolutions, in the same order.
 
-`python3 tools/gpu-bench/yolov8n.py` compares the convolutions and the parameters with ultralytics' own where that is here.
+`python3 tools/gpu-bench/yolov8n.py` compares the convolutions and the parameters with ultralytics' own, if installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Conv(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Two convolutions, with or without the way around them."""
+    """Two convolutions, with or without the shortcut around them."""
 
     def __init__(self, channels: int, shortcut: bool) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def main() -> int:
         print("ultralytics is not here: nothing to compare with")
         return 1
     theirs, ours = YOLO("yolov8n.yaml").model.train(), YoloV8n().train()
-    # Theirs has one more, the fixed weights with which boxes are decoded; it computes nothing in training.
+    # Theirs has one more parameter, the fixed weights that decode boxes; it computes nothing in training.
     counts = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in (theirs, ours)]
     same = convolutions(theirs, 128) == convolutions(ours, 128)
     print(f"{len(convolutions(ours, 128))} convolutions, {'the same' if same else 'NOT THE SAME'}; parameters {counts}")

@@ -53,7 +53,7 @@
 // All ones where bit i of a word is set: one instruction on gfx10.
 DEVICE unsigned spread_bit(unsigned word, int i) { return (unsigned)((int)(word << (31 - i)) >> 31); }
 
-// Hides from the compiler what a register holds, so that nothing that is made of it is kept beside it.
+// Hides from the compiler what a register holds, so that nothing that is made of it is kept as well.
 #if defined(UNHANG_HIP)
 #define OPAQUE(value) asm volatile("" : "+v"(value))
 #elif defined(UNHANG_CUDA)
@@ -62,14 +62,14 @@ DEVICE unsigned spread_bit(unsigned word, int i) { return (unsigned)((int)(word 
 #define OPAQUE(value) ((void)(value))
 #endif
 
-// The same on AMD alone, where an offset of 32 bits that is made beside its load costs less than an address that is kept.
+// OPAQUE on AMD alone, where an offset of 32 bits that is made next to its load costs less than an address that is kept.
 #if defined(UNHANG_HIP)
 #define OPAQUE_ON_AMD(value) OPAQUE(value)
 #else
 #define OPAQUE_ON_AMD(value) ((void)(value))
 #endif
 
-// The same for a value that all lanes of a wave share.
+// OPAQUE for a value that all lanes of a wave share.
 #if defined(UNHANG_HIP)
 #define OPAQUE_UNIFORM(value) asm volatile("" : "+s"(value))
 #else

@@ -1,6 +1,6 @@
 // Depthwise convolutions: no channel is summed over, so there is nothing for a matrix kernel to do; they are bound by
-// memory. A thread computes STRIP pixels one below the other and keeps what rows share in registers; lanes lie along the
-// axis that is contiguous in memory (width in NCHW, channels in NHWC).
+// memory. A thread computes STRIP pixels one below the other and keeps what rows share in registers. Lanes lie along
+// the axis that is contiguous in memory (width in NCHW, channels in NHWC).
 //
 // Constants: CHANNELS_LAST, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, STRIP (in backward-data a multiple of STRIDE_H).
 // Constants, or numbers of the launch: CHANNELS, MULTIPLIER (output channels for each input channel). The window is
@@ -14,6 +14,14 @@
 #define BY_MULTIPLIER(n) divide(n, shape.by_multiplier)
 #endif
 #define TAPS (FILTER_H * FILTER_W)
+// Large windows have a stride and strips no longer than it, which use a tap seldom: it is read where it is used. AMD's compiler would
+// have all reads of the window under way at once, and run out of registers: there its rows are a loop.
+#define IS_LARGE (TAPS > 49)
+#if TAPS > 49 && !defined(UNHANG_CUDA)
+#define UNROLL_ROWS _Pragma("unroll 1")
+#else
+#define UNROLL_ROWS _Pragma("unroll")
+#endif
 #define OUTPUTS (CHANNELS * MULTIPLIER)
 
 struct DepthwiseShape {
@@ -64,10 +72,10 @@ extern "C" __global__ void __launch_bounds__(256)
     const int index = BLOCK_X * 256 + THREAD_X;
     if (index >= shape.threads) return;
     const Lane lane = find_lane(index, shape);
-    float taps[TAPS], sums[STRIP];
+    float taps[IS_LARGE ? 1 : TAPS], sums[STRIP];
     // One input channel a group: both layouts have a filter's taps side by side.
 #pragma unroll
-    for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[lane.channel * TAPS + t]);
+    for (int t = 0; t < (IS_LARGE ? 0 : TAPS); ++t) taps[t] = widen(filter[lane.channel * TAPS + t]);
     const float add = bias != nullptr ? (float)widen(bias[lane.channel]) : 0.0f;
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) sums[i] = add;
@@ -78,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int t = 0; t < FILTER_W; ++t) column_there[t] = (unsigned)(left + t * DILATION_W) < (unsigned)shape.input_w;
     // Where the window begins; outside of the image it may be anywhere, and is not read.
     const unsigned begin = place(CHANNELS, shape.input_h, shape.input_w, lane.n, channel, top, left);
-#pragma unroll
+    UNROLL_ROWS
     for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
         const bool row_there = (unsigned)(top + row) < (unsigned)shape.input_h;
         const unsigned at = begin + row * row_step(CHANNELS, shape.input_w);
@@ -88,10 +96,12 @@ extern "C" __global__ void __launch_bounds__(256)
             const float read = load_at(input, there ? (at + t * DILATION_W * COLUMN_STEP(CHANNELS)) * (unsigned)sizeof(Storage) : 0u);
             const float value = there ? read : 0.0f;
 #pragma unroll
-            for (int i = 0; i < STRIP; ++i)
-#pragma unroll
-                for (int r = 0; r < FILTER_H; ++r)
-                    if (i * STRIDE_H + r * DILATION_H == row) sums[i] = multiply_add(value, taps[r * FILTER_W + t], sums[i]);
+            for (int i = 0; i < STRIP; ++i) {
+                const int below = row - i * STRIDE_H, r = below / DILATION_H;
+                if (below < 0 || r * DILATION_H != below || r >= FILTER_H) continue;
+                const int tap = r * FILTER_W + t;
+                sums[i] = multiply_add(value, IS_LARGE ? (float)widen(filter[lane.channel * TAPS + tap]) : taps[IS_LARGE ? 0 : tap], sums[i]);
+            }
         }
     }
 #pragma unroll
@@ -102,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Rows of the gradient that a strip of the input meets, relative to the strip's first: row i meets tap r where
-// i + PAD - r × DILATION is a multiple of the stride, and there it meets row (i + PAD - r × DILATION) / STRIDE.
+// i + PAD - r × DILATION is a multiple of the stride. There it meets row (i + PAD - r × DILATION) / STRIDE.
 #define GRADIENT_FIRST round_down(PAD_H - (FILTER_H - 1) * DILATION_H, STRIDE_H)
 #define GRADIENT_LAST round_down(STRIP - 1 + PAD_H, STRIDE_H)
 
@@ -128,11 +138,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     for (int m = 0; m < MULTIPLIER; ++m) {
         const int channel = lane.channel * MULTIPLIER + m;
-        float taps[TAPS];
+        float taps[IS_LARGE ? 1 : TAPS];
 #pragma unroll
-        for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[channel * TAPS + t]);
+        for (int t = 0; t < (IS_LARGE ? 0 : TAPS); ++t) taps[t] = widen(filter[channel * TAPS + t]);
         const unsigned begin = place(OUTPUTS, shape.output_h, shape.output_w, lane.n, channel, top, 0);
-#pragma unroll
+        UNROLL_ROWS
         for (int row = GRADIENT_FIRST; row <= GRADIENT_LAST; ++row) {
             const bool row_there = (unsigned)(top + row) < (unsigned)shape.output_h;
             const unsigned at = begin + row * row_step(OUTPUTS, shape.output_w);
@@ -142,10 +152,12 @@ extern "C" __global__ void __launch_bounds__(256)
                 const float read = load_at(gradient, there ? (at + column[t]) * (unsigned)sizeof(Storage) : 0u);
                 const float value = there ? read : 0.0f;
 #pragma unroll
-                for (int i = 0; i < STRIP; ++i)
-#pragma unroll
-                    for (int r = 0; r < FILTER_H; ++r)
-                        if (i + PAD_H - r * DILATION_H == row * STRIDE_H) sums[i] = multiply_add(value, taps[r * FILTER_W + t], sums[i]);
+                for (int i = 0; i < STRIP; ++i) {
+                    const int below = i + PAD_H - row * STRIDE_H, r = below / DILATION_H;
+                    if (below < 0 || r * DILATION_H != below || r >= FILTER_H) continue;
+                    const int tap = r * FILTER_W + t;
+                    sums[i] = multiply_add(value, IS_LARGE ? (float)widen(filter[channel * TAPS + tap]) : taps[IS_LARGE ? 0 : tap], sums[i]);
+                }
             }
         }
     }
@@ -156,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// The gradient of the filter: BLOCK_Y is a split of the pixels, and BLOCK_X an output channel in NCHW (256 threads on
+#if !IS_LARGE
+// The gradient of the filter: BLOCK_Y is a split of the pixels. BLOCK_X is an output channel in NCHW (256 threads on
 // its pixels) or 32 of them in NHWC (8 threads each). Sums of the threads are added in a fixed order, splits by
 // `reduce_weights`.
 #define AT_ONCE 8
@@ -238,3 +251,4 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #endif
 }
+#endif

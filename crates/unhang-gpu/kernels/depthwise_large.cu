@@ -1,10 +1,10 @@
-// Depthwise convolutions with large windows and a stride of 1. A workgroup has a tile of the result in PLANES planes, and brings the
-// image around it and the window into LDS, a chunk of the window at a time; a thread computes eight neighbours and keeps the
-// pixels that they share in registers: 32 products for two reads of four elements.
+// Depthwise convolutions with large windows and a stride of 1. A workgroup has a tile of the result in PLANES planes.
+// It brings the image around the tile and the window into LDS, a chunk of the window at a time. A thread computes eight
+// neighbours and keeps the pixels that they share in registers: 32 products for two reads of four elements.
 //
 // One correlation serves all directions: result[y][x] is the sum of window[r][t] × image[y + r - pad_h][x + t - pad_w]. Forward the
-// window is the filter; in backward-data it is the filter turned over; in backward-weights it is the gradient of the output, and
-// the result, the gradient of the filter, is summed over images.
+// window is the filter, in backward-data the filter turned over. In backward-weights it is the gradient of the output,
+// and the result, the gradient of the filter, is summed over images.
 //
 // Constants: CHANNELS_LAST, TILE_H, TILE_W (a multiple of 8), PLANES. Everything else comes with the launch.
 

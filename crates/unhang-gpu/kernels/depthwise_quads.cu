@@ -1,14 +1,14 @@
 // Depthwise convolutions in vectors: what `depthwise.cu` computes one column a thread, computed WIDTH neighbours a
-// thread, with one read for WIDTH elements. A depthwise layer has nine products for each element; read one by one it is
+// thread, with one read for WIDTH elements. A depthwise layer has nine products for each element. Read one by one it is
 // bound by its reads and their tests long before memory is.
 //
-// NCHW: WIDTH (4 or 2, of 16-bit numbers also 8) columns of the result and STRIP rows a thread; backward-data reads WIDTH / STRIDE_W columns of the
-// gradient at once. Both widths are multiples of what is read or written at once, so that a vector lies inside of a row
-// or outside, and never half. NHWC, forward and the gradient of the filter: WIDTH channels and STRIP rows a thread. (Data
-// was tried there: `depthwise.cu` was faster.) One output channel for each input channel.
+// NCHW: WIDTH (4 or 2, of 16-bit numbers also 8) columns of the result and STRIP rows a thread. Backward-data reads
+// WIDTH / STRIDE_W columns of the gradient at once. Both widths are multiples of what is read or written at once, so a
+// vector is inside a row or outside, never half. NHWC, forward and the gradient of the filter: WIDTH channels and STRIP
+// rows a thread. (Data was tried there: `depthwise.cu` was faster.) One output channel for each input channel.
 //
 // Constants: CHANNELS_LAST, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a multiple of
-// STRIDE_H), and in NHWC WEIGHTS: strips differ, so that forward and the gradient of the filter are objects of their own. A constant, or a
+// STRIDE_H), and in NHWC WEIGHTS: strips differ, so that forward and the gradient of the filter are separate objects. A constant, or a
 // number of the launch: CHANNELS.
 
 #ifndef CHANNELS
@@ -40,7 +40,7 @@ DEVICE Lane find_lane(int index, const DepthwiseQuadsShape& shape) {
     return lane;
 }
 
-// Where an element lies; a row or column outside of the image gives a place that is not read.
+// Where an element is; a row or column outside of the image gives a place that is not read.
 DEVICE unsigned place(const DepthwiseQuadsShape& shape, int h, int w, const Lane& lane, int y, int x) {
 #if CHANNELS_LAST
     return ((unsigned)(lane.n * h + y) * w + x) * CHANNELS + lane.channel;
@@ -52,7 +52,7 @@ DEVICE unsigned place(const DepthwiseQuadsShape& shape, int h, int w, const Lane
 
 #if CHANNELS_LAST && !WEIGHTS
 // A block has 32 channels, its neighbour the next, so that memory is read in whole pixels. The taps of channels lie one channel after
-// the other: read by each thread for its own, every lane would touch a line of its own, so they go through LDS.
+// the other: read by each thread for its own, every lane would touch another line, so they go through LDS.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
                             Storage* __restrict__ output, DepthwiseQuadsShape shape) {
@@ -202,9 +202,9 @@ extern "C" __global__ void __launch_bounds__(256)
 #if !CHANNELS_LAST || WEIGHTS
 // Sums of one channel in NCHW, of WIDTH channels in NHWC.
 #define TAP_LANES (CHANNELS_LAST ? WIDTH : 1)
-// The gradient of the filter: BLOCK_Y is a split, BLOCK_X a channel in NCHW (256 threads on its vectors) or 32 channels
-// in NHWC (32 / WIDTH vectors of channels, the threads of each on the pixels). Sums of the threads are added in a fixed order, splits
-// by `reduce_weights`.
+// The gradient of the filter: BLOCK_Y is a split. BLOCK_X is a channel in NCHW (256 threads on its vectors). In NHWC it
+// is 32 channels (32 / WIDTH vectors of channels, the threads of each on the pixels). Sums of the threads are added in
+// a fixed order, splits by `reduce_weights`.
 // Taps whose sums are added at a time: in NHWC as many as leave LDS for other workgroups.
 #define AT_ONCE (CHANNELS_LAST ? 16 / WIDTH : 8)
 extern "C" __global__ void __launch_bounds__(256)

@@ -5,15 +5,19 @@
 // barrier. The source is in NCHW.
 //
 // Backward-data is computed without phases: each row and column of the result meets its taps, known at compile time.
-// In NHWC it computes gradients of few channels (one group, all of a pixel's channels in a thread) from a source that was turned
-// over to NCHW before; filter and result are as they are.
+// In NHWC it computes gradients of few channels (one group, all of a pixel's channels in a thread). Their source was
+// turned over to NCHW before. Filter and result are as they are.
 //
-// Constants: CHANNELS_LAST, DIRECTION (0 forward, 1 backward-data), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in
-// backward-data a multiple of STRIDE_H), BLOCK_ROWS (a multiple of 4), CHUNK (channels whose taps lie in LDS at once; with
-// 1 × 1 filters a multiple of AT_ONCE or all), PLANES (the channels are split; sums go to one plane of f32 for each split, to
-// be added up by `reduce`). For a 1 × 1 layer of stride 1 an image is one row.
+// Constants:
+// * CHANNELS_LAST, DIRECTION (0 forward, 1 backward-data), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH;
+// * STRIP: in backward-data a multiple of STRIDE_H;
+// * BLOCK_ROWS: a multiple of 4;
+// * CHUNK: channels whose taps lie in LDS at once; with 1 × 1 filters a multiple of AT_ONCE or all;
+// * PLANES: the channels are split; sums go to one plane of f32 for each split, to be added up by `reduce`.
+//
 // Constants, or numbers of the launch (numbers.cuh): GROUPS, REDUCED (channels summed over, a group), ROWS (channels of
-// the result, a group). The window is unrolled: a general kernel serves all channels and sizes of one window.
+// the result, a group). For a 1 × 1 layer of stride 1 an image is one row. The window is unrolled: a general kernel
+// serves all channels and sizes of one window.
 
 #define TAPS (FILTER_H * FILTER_W)
 #define DIRECT_THREADS 128
@@ -158,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
         BARRIER();
         if (!busy) continue;
 #if POINTWISE
-        // What comes next is under way, as it lies in memory, while the products are made; behind the last channel the last
+        // What comes next is under way, as it is in memory, while the products are made; behind the last channel the last
         // is read again.
         typedef Neighbours<WIDTH> Vector;
         Vector::Raw now[AT_ONCE], next[AT_ONCE];

@@ -1,14 +1,22 @@
 // Implicit GEMM for forward and backward-data: rows are the result's channels, columns its pixels, and the reduction
 // runs over taps of the filter and the source's channels. This file: the constants, and what follows from them.
 //
-// Constants: CHANNELS_LAST, the tile (tile.cuh), PACKED (the filter was brought into [group][tap][REDUCED rounded up to
-// BK][ROWS rounded up to BM] before), FLAT (taps and channels are one axis: for few channels; forward only), POINTWISE
-// (1 × 1, stride 1 or SPREAD, no padding, NCHW, and planes of whole quads), SOURCE_QUADS (NHWC: the channels of a group are whole
-// quads), HALF (products of f16 in pairs, see tile.cuh).
-// Constants, or numbers of the launch where they are not given (numbers.cuh): GROUPS, REDUCED (channels summed over, a
-// group), ROWS (channels of the result, a group); FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W and DIRECTION (0 forward,
-// 1 backward-data); SPREAD (see phases.cuh); SKIP_EMPTY (phases without taps write nothing, because the result was filled before), PLANES (sums go
-// to one plane of f32 for each split, to be added up by `reduce`). A general kernel's filter is packed.
+// Constants:
+// * CHANNELS_LAST, and the tile (tile.cuh);
+// * PACKED: the filter was brought into [group][tap][REDUCED rounded up to BK][ROWS rounded up to BM] before;
+// * FLAT: taps and channels are one axis (for few channels; forward only);
+// * POINTWISE: 1 × 1, stride 1 or SPREAD, no padding, NCHW, and planes of whole quads;
+// * SOURCE_QUADS: NHWC, and the channels of a group are whole quads;
+// * HALF: products of f16 in pairs, see tile.cuh.
+//
+// Constants, or numbers of the launch where they are not given (numbers.cuh):
+// * GROUPS, REDUCED (channels summed over, a group), ROWS (channels of the result, a group);
+// * FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W and DIRECTION (0 forward, 1 backward-data);
+// * SPREAD: see phases.cuh;
+// * SKIP_EMPTY: phases without taps write nothing, because the result was filled before;
+// * PLANES: sums go to one plane of f32 for each split, to be added up by `reduce`.
+//
+// A general kernel's filter is packed.
 
 struct GemmShape {
     int batch, source_h, source_w, result_h, result_w;

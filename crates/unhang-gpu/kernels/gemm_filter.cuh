@@ -1,6 +1,6 @@
 // The filter's slices of the implicit GEMM: from memory into LDS, [BK][BM].
 
-// Where an element of the unpacked filter lies: row × FILTER_ROW + channel × FILTER_CHANNEL + tap × FILTER_TAP. Forward,
+// Where an element of the unpacked filter is: row × FILTER_ROW + channel × FILTER_CHANNEL + tap × FILTER_TAP. Forward,
 // and a group's filter, lie as torch has them.
 #if DIRECTION == 0
 #if CHANNELS_LAST
@@ -41,7 +41,7 @@ struct FilterReader {
     const GemmShape& shape;
     const Storage* group_filter;
     int thread, row_begin;
-    // Where the first unit of a packed slice lies in it, in bytes.
+    // Where the first unit of a packed slice is in it, in bytes.
     unsigned packed_place;
     Waiting<FILTER_WIDTH> next[FILTER_UNITS];
     // Bit i: whether unit i was read from within the filter.
@@ -71,7 +71,7 @@ struct FilterReader {
         const int k_end = REDUCED;
 #endif
 #if PACKED
-        // The same in every step; but a wave that knows adds it to the slice's address, in two vector registers a unit.
+        // It does not change from step to step; but a wave that knows adds it to the slice's address, in two vector registers a unit.
         OPAQUE_ON_AMD(packed_place);
 #endif
 #pragma unroll

@@ -58,7 +58,7 @@ struct ResultWriter {
     Axis axis_h, axis_w;
     int phase_h, phase_w, row_first, row_begin, thread_x, thread_y;
 
-    // Where a pixel lies in a channel's plane.
+    // Where a pixel is in a channel's plane.
     METHOD unsigned in_plane(const Pixel& p) const {
 #if SPREAD
         return (unsigned)(p.y * STRIDE_H * shape.result_w) + (unsigned)(p.x * STRIDE_W);

@@ -18,7 +18,7 @@
 #define SOURCE_COLUMNS (THREADS >= BN ? 1 : BN / THREADS)
 #endif
 
-// Whether every slice lies within the channels, so that a unit is there where its column's pixel is.
+// Whether every slice is within the channels, so that a unit is there where its column's pixel is.
 #if !FLAT && CHANNELS_GIVEN
 #if REDUCED % BK == 0
 #define WHOLE_SLICES SOURCE_EXACT
@@ -96,7 +96,7 @@ struct SourceReader {
             taps_inside[j] = column < columns ? 1u : 0u;
 #else
             const int y = row_of(shape, at.pixel, axis_w), x = at.pixel - y * axis_w.extent;
-            // A column beyond the last is given a window that lies outside of every image.
+            // A column beyond the last is given a window outside of every image.
             const int h = column < columns ? y * SOURCE_STEP_H + axis_h.offset : -(1 << 28);
             const int w = x * SOURCE_STEP_W + axis_w.offset;
 #if TAP_BITS
@@ -112,7 +112,7 @@ struct SourceReader {
     }
 
 #if TAP_BITS
-    // How far a pixel lies from the beginning of its image, in elements.
+    // How far a pixel is from the beginning of its image, in elements.
     METHOD unsigned in_image(int h, int w) const {
         return (unsigned)(h * shape.source_w + w) * (CHANNELS_LAST ? (unsigned)SOURCE_CHANNELS : 1u);
     }

@@ -1,9 +1,9 @@
 // Rows of an image read in vectors, for kernels whose threads compute WIDTH neighbouring columns (NCHW). Widths are
-// multiples of what is read at once, so that a vector lies inside of a row or outside, and never half.
+// multiples of what is read at once, so that a vector is inside of a row or outside, and never half.
 //
 // Constants: STRIDE_W, PAD_W, FILTER_W, DILATION_W, WIDTH.
 
-// The columns FROM … TO of a row, relative to `column`, which is a multiple of COUNT and lies at `at`.
+// The columns FROM … TO of a row, relative to `column`, which is a multiple of COUNT and is at `at`.
 template <int COUNT, int FROM, int TO>
 DEVICE void read_line(const Storage* base, unsigned at, int column, int width, bool there, float (&line)[TO - FROM + 1]) {
 #pragma unroll

@@ -3,8 +3,8 @@
 // channels of them, and keeps what their windows share in registers. The filter's taps of a phase lie in LDS as quads of
 // rows, a chunk of channels at a time. Lanes lie along the width; in NHWC a thread reads four channels at once.
 //
-// Constants: as gemm.cu without tile and packing, with ROWS ≤ 4, and STRIP, CHUNK (channels of the filter in LDS, a
-// multiple of AT_ONCE where there are more of them).
+// Constants: as gemm.cu without tile and packing, with ROWS ≤ 4, and STRIP and CHUNK. CHUNK is channels of the filter
+// in LDS, a multiple of AT_ONCE where there are more of them.
 
 #define TAPS (FILTER_H * FILTER_W)
 #define SOURCE_CHANNELS (GROUPS * REDUCED)

@@ -2,7 +2,7 @@
 //
 // Constants: none but TYPE. A *unit* is what has one mean: a channel, or a position of all images. A workgroup has some units side
 // by side (`lane_bits`), several threads for each, and one chunk of their elements. Sums are made in an order that is always
-// the same. There is no division and no library function: those are calls, or differ from chip to chip.
+// the same for addresses that are aligned alike. There is no division and no library function: those are calls, or differ from chip to chip.
 //
 // Results may lie where operands do: a thread reads an element before it writes it, and reads no other's after that.
 
@@ -10,6 +10,7 @@ struct NormalizationShape {
     int units, count;             // units, and elements of each
     int lane_bits;                // log2 of the units of a workgroup
     int chunks, per_chunk;        // parts of the elements of a unit, one for each workgroup in y
+    int in_quads;                 // whether four neighbouring elements of a unit can be read at once, if addresses are aligned
     Divisor by_unit_pixels;       // a unit is a channel and a pixel
     Divisor by_pixels;            // an element of a unit is an image and a pixel
     int x_image, x_channel, x_pixel, y_image, y_channel, y_pixel, z_image, z_channel, z_pixel;  // strides
@@ -77,7 +78,6 @@ DEVICE Real logarithm(Real v) {
     p = p * q + (Real)1;
     return (Real)k * (Real)0.6931471805599453 + (Real)2 * s * p;
 }
-DEVICE Real magnitude(Real v) { return v < (Real)0 ? -v : v; }
 DEVICE Real logistic(Real v) {
     // Of the positive side, so that nothing overflows.
     const Real small = exponential(-magnitude(v)), high = reciprocal((Real)1 + small);
@@ -91,7 +91,7 @@ DEVICE Real activate(Real v, const NormalizationShape& s) {
     const int kind = s.activation;
     if (kind == 0) return v;
     const Real alpha = real_of(s.alpha), beta = real_of(s.beta);
-    // What is no number stays none.
+    // A NaN stays a NaN.
     if (kind == 3) return v <= (Real)0 ? (Real)0 : v;
     if (kind == 8) return v <= (Real)0 ? alpha * v : v;
     if (kind == 7) return v <= (Real)0 ? (Real)0 : v > alpha ? alpha : v;
@@ -127,49 +127,16 @@ DEVICE Real slope_of(Real v, const NormalizationShape& s) {
     return base <= (Real)0 ? (Real)0 : beta * gamma * exponential((gamma - (Real)1) * logarithm(base));
 }
 
-// Parameters have types of their own.
-DEVICE Real load_typed(const void* base, int at, int type) {
-    if (type == 0) return (Real)((const float*)base)[at];
-    if (type == 3) return (Real)((const double*)base)[at];
-    const unsigned short raw = ((const unsigned short*)base)[at];
-    if (type == 2) return (Real)float_of((unsigned)raw << 16);
-#if defined(UNHANG_CUDA)
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(raw));
-    return (Real)wide;
-#else
-    return (Real)(float)__builtin_bit_cast(_Float16, raw);
-#endif
-}
-DEVICE void store_typed(void* base, int at, int type, Real value) {
-    if (base == nullptr) return;
-    if (type == 0) {
-        ((float*)base)[at] = (float)value;
-    } else if (type == 3) {
-        ((double*)base)[at] = (double)value;
-    } else if (type == 2) {
-        const unsigned bits = bits_of((float)value);
-        const bool is_number = (bits & 0x7fffffffu) <= 0x7f800000u;
-        const unsigned rounded = is_number ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
-        ((unsigned short*)base)[at] = (unsigned short)(rounded >> 16);
-    } else {
-        unsigned short raw;
-#if defined(UNHANG_CUDA)
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(raw) : "f"((float)value));
-#else
-        raw = __builtin_bit_cast(unsigned short, (_Float16)(float)value);
-#endif
-        ((unsigned short*)base)[at] = raw;
-    }
-}
-
-// What a thread works on: one unit, of its chunk every `rows`-th element from `begin + row` on.
+// What a thread works on: one unit, of its chunk `groups` times four elements and `rest` single ones. The four are neighbours where they
+// are read at once; else `rows` lie between them, as between single ones.
 struct Share {
     int unit, row, rows, begin, end;
-    bool is_there;
+    bool is_there, in_quads;
+    int first, groups, rest;
     int x, y, z, parameter;  // where the unit begins
 };
-DEVICE Share share_of(const NormalizationShape& s) {
+// `addresses` is what any of the tensors' addresses has set.
+DEVICE Share share_of(const NormalizationShape& s, unsigned long long addresses) {
     Share t;
     const int lane = THREAD_X & ((1 << s.lane_bits) - 1);
     t.unit = (BLOCK_X << s.lane_bits) + lane;
@@ -186,14 +153,18 @@ DEVICE Share share_of(const NormalizationShape& s) {
     t.begin = BLOCK_Y * s.per_chunk;
     t.end = t.begin + s.per_chunk < s.count ? t.begin + s.per_chunk : s.count;
     if (!t.is_there) t.end = t.begin;
+    t.in_quads = s.in_quads != 0 && (addresses & (4 * sizeof(Storage) - 1)) == 0;
+    t.first = t.begin + (t.in_quads ? 4 * t.row : t.row);
+    const int left = t.end - 1 - t.first, row_bits = 8 - s.lane_bits;
+    const int all = left < 0 ? 0 : (left >> row_bits) + 1;
+    t.groups = left < 0 ? 0 : t.in_quads ? (left >> (row_bits + 2)) + 1 : all >> 2;
+    t.rest = t.in_quads ? 0 : all & 3;
     return t;
 }
-// The first and the last element of a thread. Those that were read before are read again from the last one on, which a cache still has.
-DEVICE int first_of(const Share& t) { return t.begin + t.row; }
-DEVICE int last_of(const Share& t, const NormalizationShape& s) {
-    const int first = first_of(t), steps = (t.end - 1 - first) >> (8 - s.lane_bits);
-    return t.end > first ? first + steps * t.rows : first - t.rows;
-}
+#define ADDRESS(pointer) ((unsigned long long)(pointer))
+// The first of a group of four, and a single element. What was read before is read again from the last one on, which a cache still has.
+DEVICE int group_at(int group, const Share& t) { return t.first + 4 * group * t.rows; }
+DEVICE int single_at(int single, const Share& t) { return t.first + (4 * t.groups + single) * t.rows; }
 DEVICE int place_of(int element, const NormalizationShape& s, int image_stride, int pixel_stride) {
     const int pixel = split_off(element, s.by_pixels);
     return element * image_stride + pixel * pixel_stride;
@@ -201,6 +172,36 @@ DEVICE int place_of(int element, const NormalizationShape& s, int image_stride, 
 DEVICE int place_in_x(int element, const Share& t, const NormalizationShape& s) { return t.x + place_of(element, s, s.x_image, s.x_pixel); }
 DEVICE int place_in_y(int element, const Share& t, const NormalizationShape& s) { return t.y + place_of(element, s, s.y_image, s.y_pixel); }
 DEVICE int place_in_z(int element, const Share& t, const NormalizationShape& s) { return t.z + place_of(element, s, s.z_image, s.z_pixel); }
+
+// Four elements.
+struct Four {
+    Real v[4];
+};
+typedef int (*Places)(int element, const Share& t, const NormalizationShape& s);
+template <Places place> DEVICE Four load_four(const Storage* from, int element, const Share& t, const NormalizationShape& s) {
+    Four it;
+#if TYPE != 3
+    if (t.in_quads) {
+        const Quad quad = expand(*(const RawQuad*)(from + place(element, t, s)));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) it.v[i] = part(quad, i);
+        return it;
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; ++i) it.v[i] = widen(from[place(element + i * t.rows, t, s)]);
+    return it;
+}
+DEVICE void store_four(Storage* to, int element, const Four& it, const Share& t, const NormalizationShape& s) {
+#if TYPE != 3
+    if (t.in_quads) {
+        store_quad(to + place_in_y(element, t, s), it.v[0], it.v[1], it.v[2], it.v[3]);
+        return;
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[place_in_y(element + i * t.rows, t, s)] = narrow(it.v[i]);
+}
 
 // How many numbers, their mean, and the sum of squares of their distances from it. Merging two of these loses nothing however large
 // the mean is (Chan, Golub, LeVeque 1979).
@@ -220,21 +221,19 @@ DEVICE void merge(Moments& all, Real count, Real mean, Real squares) {
     all.squares += squares + apart * apart * all.count * part;
     all.count = sum;
 }
-// Of the elements from `begin + row` to before `end`.
-DEVICE Moments moments_of(const Storage* x, const Share& t, const NormalizationShape& s, int begin, int end) {
+// Of a thread's elements.
+DEVICE Moments moments_of(const Storage* x, const Share& t, const NormalizationShape& s) {
     Moments all = {(Real)0, (Real)0, (Real)0};
-    int element = begin + t.row;
-    for (; element + 3 * t.rows < end; element += 4 * t.rows) {
-        Real v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = widen(x[place_in_x(element + i * t.rows, t, s)]);
-        const Real mean = ((v[0] + v[1]) + (v[2] + v[3])) * (Real)0.25;
+    for (int group = 0; group < t.groups; ++group) {
+        const Four it = load_four<place_in_x>(x, group_at(group, t), t, s);
+        const Real mean = ((it.v[0] + it.v[1]) + (it.v[2] + it.v[3])) * (Real)0.25;
         Real squares = (Real)0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) squares += (v[i] - mean) * (v[i] - mean);
+        for (int i = 0; i < 4; ++i) squares += (it.v[i] - mean) * (it.v[i] - mean);
         merge(all, (Real)4, mean, squares);
     }
-    for (; element < end; element += t.rows) merge(all, (Real)1, widen(x[place_in_x(element, t, s)]), (Real)0);
+    for (int single = 0; single < t.rest; ++single)
+        merge(all, (Real)1, widen(x[place_in_x(single_at(single, t), t, s)]), (Real)0);
     return all;
 }
 // Over all threads of a unit; every one of them has it afterwards.
@@ -281,7 +280,7 @@ DEVICE Sums over_rows(const Sums& own, const NormalizationShape& s) {
 }
 // What chunks have left in the workspace, or everything at once where there is one chunk.
 DEVICE Moments moments_of_unit(const Storage* x, const Real* parts, const Share& t, const NormalizationShape& s) {
-    if (s.chunks == 1) return over_rows(moments_of(x, t, s, t.begin, t.end), s);
+    if (s.chunks == 1) return over_rows(moments_of(x, t, s), s);
     Moments all = {(Real)0, (Real)0, (Real)0};
     if (t.is_there)
         for (int chunk = t.row; chunk < s.chunks; chunk += t.rows) {
@@ -294,8 +293,8 @@ DEVICE Moments moments_of_unit(const Storage* x, const Real* parts, const Share&
 
 extern "C" __global__ void __launch_bounds__(256)
     normalization_moments(const Storage* __restrict__ x, Real* __restrict__ parts, NormalizationShape shape) {
-    const Share t = share_of(shape);
-    const Moments all = over_rows(moments_of(x, t, shape, t.begin, t.end), shape);
+    const Share t = share_of(shape, ADDRESS(x));
+    const Moments all = over_rows(moments_of(x, t, shape), shape);
     if (t.row != 0 || !t.is_there) return;
     Real* part = parts + 2 * (BLOCK_Y * shape.units + t.unit);
     part[0] = all.mean;
@@ -306,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     normalization_train(const Storage* x, Storage* y, const void* scale, const void* bias, void* saved_mean, void* saved_inverse,
                         void* running_mean, void* running_variance, const Real* parts, NormalizationShape shape) {
-    const Share t = share_of(shape);
+    const Share t = share_of(shape, ADDRESS(x) | ADDRESS(y));
     const Moments all = moments_of_unit(x, parts, t, shape);
     if (!t.is_there) return;
     const Real variance = all.squares * real_of(shape.inverse_count);
@@ -324,20 +323,18 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const Real factor = load_typed(scale, t.parameter, shape.scale_type) * inverse;
     const Real shift = load_typed(bias, t.parameter, shape.bias_type);
-    // Several elements are read before the first is written: x may be y, so that the compiler must not do it.
-    const int first = first_of(t);
-    int element = last_of(t, shape);
-    for (; element - 3 * t.rows >= first; element -= 4 * t.rows) {
-        Real v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = widen(x[place_in_x(element - i * t.rows, t, shape)]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            y[place_in_y(element - i * t.rows, t, shape)] = narrow(activate((v[i] - all.mean) * factor + shift, shape));
-    }
-    for (; element >= first; element -= t.rows) {
+    for (int single = t.rest - 1; single >= 0; --single) {
+        const int element = single_at(single, t);
         const Real value = (widen(x[place_in_x(element, t, shape)]) - all.mean) * factor + shift;
         y[place_in_y(element, t, shape)] = narrow(activate(value, shape));
+    }
+    // Several elements are read before the first is written: x may be y, so that the compiler must not do it.
+    for (int group = t.groups - 1; group >= 0; --group) {
+        const int element = group_at(group, t);
+        Four it = load_four<place_in_x>(x, element, t, shape);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) it.v[i] = activate((it.v[i] - all.mean) * factor + shift, shape);
+        store_four(y, element, it, t, shape);
     }
 }
 
@@ -345,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     normalization_apply(const Storage* x, Storage* y, const Storage* z, const void* addend, const void* scale, const void* bias,
                         const void* mean, const void* variance, NormalizationShape shape) {
-    const Share t = share_of(shape);
+    const Share t = share_of(shape, ADDRESS(x) | ADDRESS(y) | ADDRESS(z));
     if (!t.is_there) return;
     const Real x_factor = real_of(shape.x_factor), z_factor = real_of(shape.z_factor);
     Real before = addend == nullptr ? (Real)0 : load_typed(addend, t.parameter, shape.bias_type);
@@ -356,19 +353,17 @@ extern "C" __global__ void __launch_bounds__(256)
         factor *= load_typed(scale, t.parameter, shape.scale_type);
         shift = load_typed(bias, t.parameter, shape.bias_type);
     }
-    int element = t.begin + t.row;
-    for (; element + 3 * t.rows < t.end; element += 4 * t.rows) {
-        Real v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = widen(x[place_in_x(element + i * t.rows, t, shape)]) * x_factor;
-        if (z != nullptr)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) v[i] += widen(z[place_in_z(element + i * t.rows, t, shape)]) * z_factor;
+    for (int group = 0; group < t.groups; ++group) {
+        const int element = group_at(group, t);
+        Four it = load_four<place_in_x>(x, element, t, shape), added = {};
+        if (z != nullptr) added = load_four<place_in_z>(z, element, t, shape);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            y[place_in_y(element + i * t.rows, t, shape)] = narrow(activate((v[i] + before) * factor + shift, shape));
+            it.v[i] = activate((it.v[i] * x_factor + added.v[i] * z_factor + before) * factor + shift, shape);
+        store_four(y, element, it, t, shape);
     }
-    for (; element < t.end; element += t.rows) {
+    for (int single = 0; single < t.rest; ++single) {
+        const int element = single_at(single, t);
         Real value = widen(x[place_in_x(element, t, shape)]) * x_factor;
         if (z != nullptr) value += widen(z[place_in_z(element, t, shape)]) * z_factor;
         y[place_in_y(element, t, shape)] = narrow(activate((value + before) * factor + shift, shape));
@@ -394,19 +389,31 @@ DEVICE Unit unit_of(const Storage* x, const void* scale, const void* bias, const
     u.bias = bias == nullptr ? (Real)0 : load_typed(bias, t.parameter, s.bias_type);
     return u;
 }
-// What comes back through the activation, and where x is in its distribution.
-DEVICE Sums gradient_at(int element, const Storage* x, const Storage* dy, const Unit& u, const Share& t, const NormalizationShape& s) {
+// The gradient through the activation, and where x is in its distribution.
+DEVICE Sums gradient_of(Real x, Real dy, const Unit& u, const NormalizationShape& s) {
     Sums it;
-    it.weighted = (widen(x[place_in_x(element, t, s)]) - u.mean) * u.inverse;
-    it.plain = widen(dy[place_in_z(element, t, s)]);
+    it.weighted = (x - u.mean) * u.inverse;
+    it.plain = dy;
     if (s.activation != 0) it.plain *= slope_of(it.weighted * u.scale + u.bias, s);
     return it;
 }
+DEVICE Sums gradient_at(int element, const Storage* x, const Storage* dy, const Unit& u, const Share& t, const NormalizationShape& s) {
+    return gradient_of(widen(x[place_in_x(element, t, s)]), widen(dy[place_in_z(element, t, s)]), u, s);
+}
 DEVICE Sums sums_of(const Storage* x, const Storage* dy, const Unit& u, const Share& t, const NormalizationShape& s) {
     Sums all = {(Real)0, (Real)0};
-#pragma unroll 4
-    for (int element = t.begin + t.row; element < t.end; element += t.rows) {
-        const Sums one = gradient_at(element, x, dy, u, t, s);
+    for (int group = 0; group < t.groups; ++group) {
+        const int element = group_at(group, t);
+        const Four of_x = load_four<place_in_x>(x, element, t, s), of_y = load_four<place_in_z>(dy, element, t, s);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const Sums one = gradient_of(of_x.v[i], of_y.v[i], u, s);
+            all.plain += one.plain;
+            all.weighted += one.plain * one.weighted;
+        }
+    }
+    for (int single = 0; single < t.rest; ++single) {
+        const Sums one = gradient_at(single_at(single, t), x, dy, u, t, s);
         all.plain += one.plain;
         all.weighted += one.plain * one.weighted;
     }
@@ -417,7 +424,7 @@ DEVICE Sums sums_of(const Storage* x, const Storage* dy, const Unit& u, const Sh
 extern "C" __global__ void __launch_bounds__(256)
     normalization_sums(const Storage* __restrict__ x, const Storage* __restrict__ dy, const void* scale, const void* bias,
                        const void* saved_mean, const void* saved_inverse, const Real* moments, Real* parts, NormalizationShape shape) {
-    const Share t = share_of(shape);
+    const Share t = share_of(shape, ADDRESS(x) | ADDRESS(dy));
     const Unit u = unit_of(x, scale, bias, saved_mean, saved_inverse, moments, t, shape);
     const Sums all = sums_of(x, dy, u, t, shape);
     if (t.row != 0 || !t.is_there) return;
@@ -430,7 +437,7 @@ extern "C" __global__ void __launch_bounds__(256)
     normalization_backward(const Storage* x, Storage* dx, const Storage* dy, const void* scale, const void* bias,
                            const void* saved_mean, const void* saved_inverse, void* scale_gradient, void* bias_gradient,
                            const Real* moments, const Real* parts, NormalizationShape shape) {
-    const Share t = share_of(shape);
+    const Share t = share_of(shape, ADDRESS(x) | ADDRESS(dx) | ADDRESS(dy));
     const Unit u = unit_of(x, scale, bias, saved_mean, saved_inverse, moments, t, shape);
     Sums all = {(Real)0, (Real)0};
     if (shape.chunks == 1) {
@@ -451,18 +458,20 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const Real share = real_of(shape.inverse_count), factor = u.scale * u.inverse;
     const Real plain = all.plain * share, weighted = all.weighted * share;
-    const int first = first_of(t);
-    int element = last_of(t, shape);
-    for (; element - 3 * t.rows >= first; element -= 4 * t.rows) {
-        Sums one[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) one[i] = gradient_at(element - i * t.rows, x, dy, u, t, shape);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            dx[place_in_y(element - i * t.rows, t, shape)] = narrow(factor * (one[i].plain - plain - one[i].weighted * weighted));
-    }
-    for (; element >= first; element -= t.rows) {
+    for (int single = t.rest - 1; single >= 0; --single) {
+        const int element = single_at(single, t);
         const Sums one = gradient_at(element, x, dy, u, t, shape);
         dx[place_in_y(element, t, shape)] = narrow(factor * (one.plain - plain - one.weighted * weighted));
+    }
+    for (int group = t.groups - 1; group >= 0; --group) {
+        const int element = group_at(group, t);
+        const Four of_x = load_four<place_in_x>(x, element, t, shape), of_y = load_four<place_in_z>(dy, element, t, shape);
+        Four it;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const Sums one = gradient_of(of_x.v[i], of_y.v[i], u, shape);
+            it.v[i] = factor * (one.plain - plain - one.weighted * weighted);
+        }
+        store_four(dx, element, it, t, shape);
     }
 }

@@ -1,8 +1,8 @@
 // Forward and backward-data as one: windows of the source, in phases of the stride.
 //
 // Backward-data is split into phases: the pixels whose position leaves the same rest by the stride. Within a phase the
-// taps that meet anything are evenly spaced, so that each phase is a convolution of stride 1 over the gradient of the
-// output; nothing is multiplied with the zeros between. Forward is one phase.
+// taps that meet anything are evenly spaced. So each phase is a convolution of stride 1 over the gradient of the
+// output, and nothing is multiplied with the zeros between. Forward is one phase.
 
 // One axis of a phase: which tap comes first, how many there are, where the source's window begins.
 struct Axis {

@@ -1,7 +1,7 @@
 // The plain kernels: the definition of a convolution, one result a thread, every number at run time.
 //
-// They are what every fast kernel is compared with, what serves a problem that no fast kernel takes (f64, tensors beyond
-// 2 GiB, odd strides), and what serves a new problem while its fast kernel is being compiled. Offsets are 64 bits wide.
+// Every fast kernel is compared with them. They serve a problem that no fast kernel takes (f64, tensors beyond 2 GiB,
+// odd strides). They also serve a new problem while its fast kernel is being compiled. Offsets are 64 bits wide.
 
 struct PlainShape {
     int batch, groups, channels, rows;  // channels of the input and of the output, a group
@@ -10,7 +10,7 @@ struct PlainShape {
     int channels_last;
 };
 
-// Where an element lies: image, channel, row, column.
+// Where an element is: image, channel, row, column.
 DEVICE long long place(const PlainShape& s, int all_channels, int h, int w, long long n, int c, int y, int x) {
     return s.channels_last ? ((n * h + y) * w + x) * all_channels + c : ((n * all_channels + c) * h + y) * w + x;
 }
@@ -33,7 +33,7 @@ DEVICE void add(Sum& sum, Real product) {
     }
 }
 
-// The result's elements are numbered as it lies in memory, so that neighbours write neighbours.
+// The result's elements are numbered in the order of memory, so that neighbours write neighbours.
 DEVICE void split_place(const PlainShape& s, long long index, int all_channels, int h, int w, long long& n, int& c, int& y, int& x) {
     if (s.channels_last) {
         c = (int)(index % all_channels);

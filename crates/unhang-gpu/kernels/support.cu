@@ -45,7 +45,7 @@ struct ReduceWeightsShape {
     int planes, taps, channels, channels_last;
 };
 
-// The same for a gradient of the filter, which lies as [row][tap][channel] in the planes. Each thread adds a part of
+// Adds up a gradient of the filter, which is stored as [row][tap][channel] in the planes. Each thread adds a part of
 // the planes; the parts are added in a fixed order.
 extern "C" __global__ void __launch_bounds__(256)
     reduce_weights(const float* __restrict__ planes, Storage* __restrict__ result, ReduceWeightsShape shape) {
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Taps of each filter that wait in LDS at once: all of a 3 × 3 window.
 #define TAPS_AT_ONCE 9
 
-// The same for few planes and many filters: a thread adds up the taps of one row and channel. In NCHW they go through LDS, so
+// Adds up few planes of many filters: a thread adds up the taps of one row and channel. In NCHW they go through LDS, so
 // that neighbouring threads write neighbours: each writing its own taps would touch every line of the result once for each tap.
 extern "C" __global__ void __launch_bounds__(256)
     reduce_filters(const float* __restrict__ planes, Storage* __restrict__ result, ReduceWeightsShape shape) {
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 struct PackShape {
     int rows, padded_rows, reduced, padded_reduced, taps;
-    int row_elements, channel_elements, tap_elements;  // where an element of a group's filter lies
+    int row_elements, channel_elements, tap_elements;  // where an element of a group's filter is
 };
 
 // Brings a filter into [group][tap][channel][row], padded with zeros. One thread for a row and a channel: its taps are
@@ -142,7 +142,7 @@ struct PackedPlace {
     }
 };
 
-// The same where the rows of the filter lie far apart: each lane of `pack` would read a line of its own. Here neighbours are read
+// Packs a filter whose rows are far apart: each lane of `pack` would read another line. Here neighbours are read
 // along the reduction and turned over in LDS, 32 rows of 32 elements a workgroup.
 extern "C" __global__ void __launch_bounds__(256)
     pack_across(const Storage* __restrict__ filter, Storage* __restrict__ packed, PackShape shape) {

@@ -1,8 +1,8 @@
 // The heart of all matrix kernels: a BM × BN tile of the result from BK-deep slices in LDS, TM × TN sums a thread.
 //
-// A thread owns quads of rows and columns that lie apart (rows ty·4 …, then the same BM/2 further down), so that the
-// lanes of a wave read neighbouring quads of LDS and no bank is asked twice. The loop over the slice is unrolled
-// UNROLL times only: unrolled fully, gfx1010 needs 215 registers for 128 × 128 × 8 and loses half of its waves.
+// A thread owns quads of rows and columns that lie apart (rows ty·4 …, then the same BM/2 further down). So the lanes
+// of a wave read neighbouring quads of LDS and no bank is asked twice. The loop over the slice is unrolled UNROLL times
+// only: unrolled fully, gfx1010 needs 215 registers for 128 × 128 × 8 and loses half of its waves.
 
 #define THREADS ((BM / TM) * (BN / TN))
 // Rows of LDS are padded by a quad where slices are stored across: neighbours then fall into different banks.
@@ -23,7 +23,7 @@
 #endif
 #define HALF_CHAIN 32
 
-// At most 128 registers, on NVIDIA by so many workgroups a multiprocessor, on AMD by eight waves a SIMD: without it the compiler
+// At most 128 registers, on NVIDIA by that number of workgroups a multiprocessor, on AMD by eight waves a SIMD: without it the compiler
 // takes a few registers more than that, and half of the workgroups fit.
 #if defined(UNHANG_CUDA)
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
@@ -36,7 +36,7 @@
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 
-// NESTED: the groups are pairs of five points, and those with the last one have half (or a quarter) of the phases that the
+// NESTED: the groups are pairs of five points. Those with the last one have half (or a quarter) of the phases that the
 // others have (winograd_stride2.cu). 1: the reduction is over phases, 2: rows (gemm.cu) or columns (weights.cu) are.
 #ifndef NESTED
 #define NESTED 0
@@ -176,7 +176,7 @@ DEVICE void multiply_slice_half(const Cell* a, const Cell* b, int thread_x, int 
 }
 // The short sums go into the long ones and begin anew.
 DEVICE void flush_half(HalfPair (&from)[TM][TN / 2], float (&sums)[TM][TN]) {
-    // AMD's mixed multiply-add takes a half as it lies in its pair: one instruction where a conversion and an addition are two. It is
+    // AMD's mixed multiply-add takes a half as it is in its pair: one instruction where a conversion and an addition are two. It is
     // emitted only for a factor that the compiler cannot see to be one.
     float one = 1.0f;
 #if !defined(UNHANG_HOST) && !defined(UNHANG_CUDA)

@@ -1,13 +1,17 @@
 // Backward-weights as a GEMM: rows are the output's channels, columns the taps and input channels of the filter
-// (channel fastest), and the reduction runs over all pixels of all images of the gradient of the output.
+// (channel fastest). The reduction runs over all pixels of all images of the gradient of the output.
 //
 // The reduction is long and the result small, so it is split: each split writes a plane of f32 sums, laid out as
 // [group × ROWS][tap][channel], and `reduce_weights` adds the planes up in a fixed order. No atomics: the same numbers
 // every time, and no chain of additions longer than one split.
 //
-// Constants: CHANNELS_LAST, the tile (tile.cuh), GRADIENT_QUADS (what is read of the gradient comes in whole quads: pixels
-// of a plane in NCHW, channels of a group in NHWC), SOURCE_QUADS (the same of the source; in NCHW 1 × 1 layers of stride
-// 1 only), ALIGNED (NCHW: all columns that the lanes of a unit gather belong to one tap).
+// Constants:
+// * CHANNELS_LAST, and the tile (tile.cuh);
+// * GRADIENT_QUADS: what is read of the gradient comes in whole quads (pixels of a plane in NCHW, channels of a group
+//   in NHWC);
+// * SOURCE_QUADS: what is read of the source comes in whole quads (in NCHW 1 × 1 layers of stride 1 only);
+// * ALIGNED (NCHW): all columns that the lanes of a unit gather belong to one tap.
+//
 // Constants, or numbers of the launch (numbers.cuh): GROUPS, CHANNELS (input's, a group), ROWS (output's, a group),
 // FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W.
 
@@ -114,7 +118,7 @@ struct Window {
     }
 };
 
-// A tap, from its number: how far it lies from the window's beginning.
+// A tap, from its number: how far it is from the window's beginning.
 struct Tap {
     int h, w;
     METHOD Tap(int number, const WeightsShape& shape) {
@@ -169,7 +173,7 @@ struct ColumnReader {
         const int lane = thread / COLUMN_LANES;
         const unsigned first = (unsigned)(window.n * ALL_CHANNELS + group * CHANNELS) * plane;
 #if ALIGNED
-        // All lanes of a unit are in one tap: it, and where it lies from the window's beginning, is the same in all.
+        // All lanes of a unit are in one tap: it, and how far it is from the window's beginning, is the same in all.
         const unsigned begin = first + (unsigned)lane * plane + (unsigned)(window.h * shape.source_w + window.w);
         // With many units their taps, kept from step to step, would be more than there are scalar registers.
         int tile_begin = column_begin;

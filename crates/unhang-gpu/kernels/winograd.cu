@@ -1,14 +1,14 @@
 // Winograd for stride 1, not fused: F(4 × 4, 3 × 3), F(4 × 4, 5 × 5) and F(2 × 2, 7 × 7). The input in tiles of 6 × 6 or 8 × 8,
-// the filter, and a batch of 36 or 64 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1
-// convolutions with 36 or 64 groups. A quarter (3 × 3), a sixth (5 × 5) or a third (7 × 7) of the multiplications of the direct
-// way, for moving the transformed tensors through memory.
+// the filter, and a batch of 36 or 64 matrix products between them. `gemm.cu` and `weights.cu` compute these as 1 × 1
+// convolutions with 36 or 64 groups. It takes a quarter (3 × 3), a sixth (5 × 5) or a third (7 × 7) of the direct way's
+// multiplications. The price is moving the transformed tensors through memory.
 //
-// With a dilation of d the image falls apart into d × d images of every d-th pixel, each with a convolution of its own that
-// has no dilation: a tile's rows and columns lie d apart, and neighbouring tiles begin at neighbouring pixels.
+// With a dilation of d the image falls apart into d × d images of every d-th pixel. Each has its own convolution
+// without dilation: a tile's rows and columns lie d apart, and neighbouring tiles begin at neighbouring pixels.
 //
-// Points 0, ±5/8, ±3/2 and ∞ for 3 × 3, which lose a third of what ±1 and ±2 do, and 0, ±1/2, ±1, ±2 and ∞ for the others. The
-// transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns beyond the
-// last tile hold zeros, because the gradient of the filter sums over them.
+// Points 0, ±5/8, ±3/2 and ∞ for 3 × 3, which lose a third of what ±1 and ±2 do. For the others 0, ±1/2, ±1, ±2 and ∞.
+// The transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad. Columns
+// beyond the last tile hold zeros, because the gradient of the filter sums over them.
 //
 // NCHW: the transformed tensors are [SQUARE][channel][P]. CHANNELS_LAST: [P][SQUARE][channel]. Lanes lie along what is last.
 // Channels of a group are neighbours, so that groups of the convolution are groups of each of the products.
@@ -63,11 +63,11 @@ DEVICE Corner find_corner(int tile, const WinogradShape& s) {
     corner.left = phase_w + across * OUT * s.by_dilation_w.value;
     return corner;
 }
-// Where a line of a tile lies.
+// Where a line of a tile is.
 #define LINE_H(s, corner, i) ((corner).top + (i) * (s).by_dilation_h.value)
 #define LINE_W(s, corner, j) ((corner).left + (j) * (s).by_dilation_w.value)
 
-// The points besides 0 and ∞, each of both signs.
+// The points other than 0 and ∞, each of both signs.
 DEVICE float point(int pair) {
 #if SIZE == 8
     return pair == 0 ? 1.0f : pair == 1 ? 2.0f : 0.5f;
@@ -373,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 #if SIZE == 6
-// The same for few planes and many filters: each thread has a filter of its own, and all of its reads under way at once
+// For few planes and many filters: each thread has another filter, and all of its reads under way at once
 // (64 of them would need more scalar registers than there are).
 extern "C" __global__ void __launch_bounds__(256)
     winograd_filters(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {

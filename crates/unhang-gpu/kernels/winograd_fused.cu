@@ -4,9 +4,10 @@
 //
 // A workgroup of 256 threads computes 32 rows (channels of the result) of 32 tiles (2 × 2 results). For each of the 16
 // places of a transformed tile, 16 threads hold 8 × 8 sums each. Eight channels at a time: each thread transforms the
-// 4 × 4 window of one tile and channel into LDS, and fetches four quads of the filter, transformed before by
-// `fused_filter` into [channel][place][row]. 128 registers on gfx1010 and 32 KiB of LDS: two workgroups a compute unit. The sums go through the same LDS
-// to the threads that transform them back. Transforms are f32 whatever the storage type is.
+// 4 × 4 window of one tile and channel into LDS. It also fetches four quads of the filter, transformed before by
+// `fused_filter` into [channel][place][row]. 128 registers on gfx1010 and 32 KiB of LDS: two workgroups a compute unit.
+// The sums go through the same LDS to the threads that transform them back. Transforms are f32 whatever the storage
+// type is.
 //
 // Constants, or numbers of the launch (numbers.cuh): REDUCED (channels summed over) and ROWS; PAD_H, PAD_W (backward-data: of
 // the turned filter).

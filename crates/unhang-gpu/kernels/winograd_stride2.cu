@@ -2,7 +2,7 @@
 //
 // In one dimension y[o] = g0·e[o] + g2·e[o + 1] + g1·d[o], where e are the even and d the odd pixels of the padded line:
 // a filter of two taps over e and one of one tap over d, both of stride 1. Four results take five products with e (points
-// 0, 1, -1, 2, ∞) and four with d (the same points without ∞), which are summed before the transform back. In two
+// 0, 1, -1, 2, ∞) and four with d (the same points without ∞). These are summed before the transform back. In two
 // dimensions that is 81 products for 16 results, where the direct way has 144.
 //
 // A *place* is a pair of points (25 of them), a *phase* a pair of even or odd (4). `gemm.cu` and `weights.cu` compute a 1 × 1
@@ -157,7 +157,7 @@ DEVICE void spread_taps(const float (&from)[1], float (&to)[4]) {
     to[2] = from[0] * (-1.0f / 6.0f);
     to[3] = from[0] * (1.0f / 6.0f);
 }
-// The same of a line of four of the gradient.
+// Spreads a line of four of the gradient.
 DEVICE void spread_taps(const float (&from)[4], float (&to)[5]) {
     const float even = from[0] + from[2], odd = from[1] + from[3];
     to[0] = 0.5f * from[0];
@@ -216,7 +216,7 @@ DEVICE void filter_phase(const Storage* from, float* to, const Stride2FilterShap
     for (int i = 0; i < TAPS_H; ++i)
 #pragma unroll
         for (int j = 0; j < TAPS_W; ++j) {
-            // Two taps change places where the source lies before its result.
+            // Two taps change places where the source is before its result.
             const int h = PHASE_H ? 1 : 2 * (s.turned ? 1 - i : i), w = PHASE_W ? 1 : 2 * (s.turned ? 1 - j : j);
             const float read = widen(from[(h * 3 + w) * s.tap_elements]);
             taps[i][j] = there ? read : 0.0f;

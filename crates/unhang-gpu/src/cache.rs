@@ -3,7 +3,7 @@
 //! A file's name is a hash of everything that made it: source, options, compiler, true and reported architecture. Its
 //! contents begin with a magic word, the length and a checksum; what does not fit is taken for absent and is written
 //! anew. Files appear by renaming, so that many processes may use one cache. Code is loaded from here, so folder and files
-//! are this user's alone ([`PrivateFolder`]), and what is to run on an RDNA1 chip is audited whenever it is taken out.
+//! are this user's alone ([`PrivateFolder`]). What is to run on an RDNA1 chip is audited whenever it is taken out.
 
 use std::fs;
 use std::path::{Path, PathBuf};

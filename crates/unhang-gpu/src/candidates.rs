@@ -63,7 +63,7 @@ fn rate(
                 choice,
                 form,
                 seconds: rated(&choice, estimate(problem, &choice, &plan, device), device)
-                    * if form == Form::General { general_slowdown(&choice) } else { 1.0 },
+                    * if form == Form::General { general_slowdown(problem, &choice) } else { 1.0 },
                 plan,
             })
         })
@@ -269,6 +269,11 @@ fn propose_direct(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
 fn propose_depthwise(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
     let stride = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
     if p.kernel()[0] * p.kernel()[1] > LARGE_TAPS {
+        if p.stride() != [1, 1] {
+            return [1, 2]
+                .map(|strip: u32| Choice::Depthwise { strip: strip.next_multiple_of(stride), splits: 1 })
+                .into();
+        }
         let most = if p.direction() == Direction::BackwardWeights { p.batch() as u32 } else { 1 };
         return [1, 2, 4, 8]
             .into_iter()

@@ -115,6 +115,16 @@ pub struct DepthwiseFit {
     pub source: &'static str,
     /// Instructions of a read: for each number of a vector, and of a single number.
     pub read: [f64; 2],
+    /// Instructions for a tap: for each number of a vector, and for a single number.
+    pub tap: [f64; 2],
+    /// The share of the bandwidth that is reached: of memory, and where everything is in the last cache.
+    pub bandwidth: [f64; 2],
+    /// The registers beyond which a thread's reads are hidden less well, in vectors and for single numbers.
+    pub registers: [f64; 2],
+    /// The power by which they are.
+    pub crowded: [f64; 2],
+    /// The part of the shorter side of a launch that does not overlap.
+    pub rest: f64,
     /// Seconds that a thread waits to begin, in vectors and for single numbers.
     pub begin: [f64; 2],
     /// Seconds that a thread waits for a row, in vectors and for single numbers.
@@ -178,10 +188,15 @@ pub const H200: Shares = Shares {
         direct_large: [0.35e-6, 1e-9],
     },
     depthwise: DepthwiseFit {
-        source: "measured: 12 layers forward with seven choices each, 20 filters' gradients with about ten",
-        read: [4.6, 9.0],
-        begin: [0.88e-6, 0.24e-6],
-        row: [0.093e-6, 0.13e-6],
+        source: "measured: 43 layers forward and backward-data with about ten choices each; turn: 20 filters' gradients",
+        read: [4.6, 9.4],
+        tap: [1.0, 6.0],
+        bandwidth: [0.71, 2.0],
+        registers: [88.0, 97.0],
+        crowded: [0.45, 0.36],
+        rest: 0.05,
+        begin: [0.46e-6, 0.11e-6],
+        row: [0.097e-6, 0.035e-6],
         apart: 0.0,
         filled: 0.0,
         turn: 0.72e-6,
@@ -230,6 +245,11 @@ pub const RDNA1: Shares = Shares {
     depthwise: DepthwiseFit {
         source: "counted in instructions; neither measured nor predicted for this chip",
         read: [2.2, 6.5],
+        tap: [1.2, 1.8],
+        bandwidth: [0.8, 0.8],
+        registers: [64.0, 64.0],
+        crowded: [0.04, 0.04],
+        rest: 0.18,
         begin: [0.0, 0.0],
         row: [0.0, 0.0],
         apart: 0.04,

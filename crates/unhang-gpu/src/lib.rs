@@ -12,6 +12,7 @@
 //! * `predict` (with the emulated card): what a plan would take on an RDNA1 card, from its kernels' own instructions;
 //! * [`normalization`]: batch normalisation, and what follows a convolution;
 //! * [`pooling`]: the largest elements or the means of windows, and their gradients;
+//! * [`reduction`]: sums, products, norms, the least and the largest along axes of a tensor;
 //! * [`strided`]: tensors that lie otherwise than the kernels read them, brought there and back;
 //! * [`FromHost`]: the engine on operands in the host's memory, for children and tests;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
@@ -41,18 +42,19 @@ mod error;
 pub mod fit;
 #[allow(unsafe_code, reason = "allocates on the device and copies")]
 mod from_host;
-pub mod model;
 #[allow(unsafe_code, reason = "launches on addresses that the caller vouches for")]
+mod launches;
+pub mod model;
 pub mod normalization;
 pub mod object;
 mod objects;
 pub mod plan;
 mod plan_parts;
 mod planning;
-#[allow(unsafe_code, reason = "launches on addresses that the caller vouches for")]
 pub mod pooling;
 #[cfg(feature = "emulated")]
 pub mod predict;
+pub mod reduction;
 pub mod shapes;
 pub mod shipped;
 pub mod sources;
@@ -66,3 +68,4 @@ mod workshop;
 pub use engine::{DevicePointers, GpuEngine, GpuSettings, Prepared, Request, Timing};
 pub use error::GpuError;
 pub use from_host::FromHost;
+pub use launches::{Launches, LoadedLaunches};

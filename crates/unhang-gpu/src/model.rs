@@ -2,16 +2,16 @@
 //! that nobody here has could reach.
 //!
 //! A launch takes the longer of its arithmetic and its memory traffic, and a fixed cost. Arithmetic of matrix kernels runs
-//! at the peak rate, times the share of multiply-adds in the tile's loop, times how well the workgroups fill the compute
-//! units; that of the others is counted in instructions. What was fitted for each kind of chip is in [`crate::fit`]
-//! (`examples/compare_choices.rs` says how well it fits).
+//! at the peak rate, times two shares: that of multiply-adds in the tile's loop, and how well the workgroups fill the
+//! compute units. Arithmetic of the others is counted in instructions. What was fitted for each kind of chip is in
+//! [`crate::fit`] (`examples/compare_choices.rs` says how well it fits).
 
 use unhang_conv::{Direction, Layout, Problem};
 
 use crate::choice::{Choice, Tile};
 use crate::fit::{H200, RDNA1, Shares};
 use crate::plan::{LaunchPlan, Stage};
-use crate::plan_parts::{as_product, winograd_places};
+use crate::plan_parts::{LARGE_TAPS, as_product, winograd_places};
 use crate::shapes::Shape;
 use crate::sources::{Constant, SourceFile};
 
@@ -84,13 +84,16 @@ fn tile_share(tile: Tile, shares: &Shares) -> f64 {
 
 /// The slow-down of general kernels against the same choice specialised: geometric means over 78 layers in all
 /// directions on an H200 (`gpu_bench.py bench --table layer` and `--table more`).
-pub fn general_slowdown(choice: &Choice) -> f64 {
+pub fn general_slowdown(problem: &Problem, choice: &Choice) -> f64 {
+    let is_last = problem.layout() == Layout::Nhwc;
     match choice {
         Choice::Gemm { .. } | Choice::HalfGemm { .. } | Choice::Patches { .. } => 1.15,
         Choice::Weights { .. } | Choice::WeightsTurned { .. } => 1.14,
         Choice::Direct { .. } | Choice::Narrow { .. } => 1.08,
         Choice::Winograd { .. } => 1.07,
         Choice::DepthwiseQuads { .. } => 1.04,
+        // Measured on 43 other layers.
+        Choice::Depthwise { .. } if is_last && problem.direction() == Direction::BackwardData => 1.15,
         Choice::Depthwise { .. } => 1.03,
         Choice::WinogradFused => 1.02,
         Choice::Plain | Choice::DepthwiseLarge { .. } => 1.0,
@@ -107,7 +110,7 @@ pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &
 }
 
 /// Seconds of the plain kernels. A thread waits for the two loads of each product of its sum, one product after the
-/// other; a workgroup of backward-weights starts and ends for each element of the filter. The launch hides anything
+/// other. A workgroup of backward-weights starts and ends for each element of the filter. The launch hides anything
 /// shorter.
 fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let elements = elements(problem);
@@ -176,7 +179,8 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         | SourceFile::Support
         | SourceFile::Strided
         | SourceFile::Normalization
-        | SourceFile::Pooling => {
+        | SourceFile::Pooling
+        | SourceFile::Reduction => {
             // That many numbers of f32 for each filter, or for a tile of 4×4.
             let places = winograd_places(problem) as f64;
             let enlarged = 4.0 * places / (constant(Constant::Filter) * constant(Constant::Filter));
@@ -236,9 +240,9 @@ fn overlapped(one: f64, other: f64, rest: f64) -> f64 {
     one.max(other) + one.min(other) * rest
 }
 
-/// The loss when a thread needs many registers: fewer waves hide each other's reads.
-fn crowded(registers: f64, power: f64) -> f64 {
-    (registers / 64.0).max(1.0).powf(power)
+/// The loss when a thread needs more registers than that many: fewer waves hide each other's reads.
+fn crowded(registers: f64, free: f64, power: f64) -> f64 {
+    (registers / free).max(1.0).powf(power)
 }
 
 /// Rows and vectors (or elements) of the source that a strip of `strip` rows and `width` columns reads.
@@ -258,8 +262,8 @@ fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f6
     (rows, each)
 }
 
-/// For each row and tap of a strip a read of the first cache, and for each tap of the filter one of LDS, in addition to
-/// the products; too few threads leave units idle. Fitted to an H200.
+/// In addition to the products, for each row and tap of a strip a read of the first cache. For each tap of the filter
+/// one of LDS. Too few threads leave units idle. Fitted to an H200.
 fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
@@ -328,7 +332,7 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
     let registers = sums + rows * if data { width + 2.0 } else { vectors * width };
     let shares = device.shares;
     let share = if constant(Constant::BlockRows) >= 16.0 { shares.direct_many_rows } else { shares.direct };
-    let issued = threads * instructions / (device.flops / 2.0 * 0.6 * share) * crowded(registers, 0.46);
+    let issued = threads * instructions / (device.flops / 2.0 * 0.6 * share) * crowded(registers, 64.0, 0.46);
     // One channel waits for its lines before the next begins; 1×1 layers have four under way.
     let waited = reduced * shares.waits.direct_channel / if taps == 1.0 { 4.0 } else { 1.0 };
     // A large window keeps a thread busy for longer than its lines take.
@@ -365,7 +369,7 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
         let products = if quads { strip * width * taps } else { taps };
         let rows = if quads { rows } else { constant(Constant::FilterH) };
         let registers = strip * width + taps * if channels_last { width } else { 1.0 } + vectors * width;
-        let late = crowded(registers, 0.04);
+        let late = crowded(registers, 64.0, 0.04);
         let turn = if channels_last { device.shares.depthwise.turn } else { 0.55e-6 };
         let issued = threads * turns * (products + rows * vectors * 6.5) / rate * late + turns * turn;
         // In NHWC the sums of several taps are added at a time.
@@ -379,23 +383,27 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
     let products = strip * width * taps
         / if backward_data { constant(Constant::StrideH) * constant(Constant::StrideW) } else { 1.0 };
     let threads = f64::from(stage.grid[0]) * 256.0;
-    // Vectors of channels (NHWC) cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
     let fit = &device.shares.depthwise;
     let in_vectors = quads && channels_last;
-    let (read, tap, tap_lanes, apart) = match in_vectors {
-        true => (fit.read[0] * width, 1.2 * width, width, 1.0 + fit.apart * (strip - 1.0)),
-        false if channels_last => (fit.read[1], 1.8, 1.0, 1.0),
-        false => (6.5, 1.8, 1.0, 1.0),
-    };
+    let kind = usize::from(!in_vectors);
+    let kept = if taps > LARGE_TAPS as f64 { 0.0 } else { taps };
+    let registers = strip * width + kept * if in_vectors { width } else { 1.0 } + rows * vectors * width * size / 4.0;
+    if !channels_last {
+        let late = crowded(registers, 64.0, 0.04);
+        let issued = threads * (products + rows * vectors * 6.5 + taps * 1.8) / rate * late;
+        return overlapped(issued, memory * late, 0.18);
+    }
+    // Vectors of channels cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
+    let [read, tap] = [fit.read[kind], fit.tap[kind]].map(|cost| if in_vectors { cost * width } else { cost });
+    let apart = if in_vectors { 1.0 + fit.apart * (strip - 1.0) } else { 1.0 };
     // Few threads leave units idle, which their reads wait for.
     let filled = (threads / (device.compute_units as f64 * 1024.0)).min(1.0);
     let filled = if in_vectors { filled.powf(fit.filled) } else { 1.0 };
-    let kind = usize::from(!in_vectors);
-    let waited = if channels_last { fit.begin[kind] + rows * fit.row[kind] } else { 0.0 };
-    let registers = strip * width + taps * tap_lanes + rows * vectors * width * size / 4.0;
-    let late = crowded(registers, 0.04);
+    let late = crowded(registers, fit.registers[kind], fit.crowded[kind]);
     let issued = threads * (products + rows * vectors * read + taps * tap) / (rate * filled) * late;
-    overlapped(issued, memory * late * apart, 0.18) + waited
+    let bytes = elements.iter().sum::<f64>() * size;
+    let moved = bytes / (device.bandwidth * fit.bandwidth[usize::from(bytes < device.cache)]);
+    overlapped(issued, moved * late * apart, fit.rest) + fit.begin[kind] + rows * fit.row[kind]
 }
 
 /// Two reads of LDS for 32 products leave less than half of the peak; rows of the window beyond the image are skipped.
@@ -585,7 +593,7 @@ fn gathering_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) 
 }
 
 /// The share that remains if few threads with many sums each wait for their reads, in kernels that do little except
-/// reading and multiplying; and what products in pairs gain.
+/// reading and multiplying. Also what products in pairs gain.
 fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
     let is_gemm = stage.kernel.source == SourceFile::Gemm;
     let pointwise = is_gemm && stage.kernel.value(Constant::Pointwise) == Some(1);

@@ -6,18 +6,15 @@ pub use definition::{Activation, ActivationKind, Affine, Gradients, Normalizatio
 
 use unhang_conv::DataType;
 
-use crate::driver::Function;
+use crate::launches::{Launches, Stage};
 use crate::plan::MAX_GRID_YZ;
 use crate::plan_parts::checked_ints;
-use crate::shapes::{Divisor, NormalizationShape, Shape};
+use crate::shapes::{Divisor, NormalizationShape};
 use crate::sources::{Kernel, SourceFile, type_number};
-use crate::{GpuEngine, GpuError};
 
 /// The name of this module's kernel family.
 pub const FAMILY: &str = "normalization";
 
-/// Threads of a workgroup.
-const THREADS: u32 = 256;
 /// Units of a workgroup where they are neighbours in memory, as a power of two.
 const LANE_BITS: u32 = 5;
 /// Fewer elements than this are not worth another workgroup.
@@ -101,11 +98,28 @@ pub struct Buffers {
     pub running_variance: u64,
     pub scale_gradient: u64,
     pub bias_gradient: u64,
-    /// Of [`Launches::workspace_bytes`], aligned to 16.
-    pub workspace: u64,
 }
 
-/// A pointer that a kernel is given.
+impl Buffers {
+    /// All addresses, as [`GpuEngine::launch_all`](crate::GpuEngine::launch_all) takes them before the workspace.
+    pub fn addresses(&self) -> [u64; 12] {
+        let &Buffers { x, y, z, addend, scale, bias, mean, variance, .. } = self;
+        let (running, gradients) =
+            ([self.running_mean, self.running_variance], [self.scale_gradient, self.bias_gradient]);
+        [x, y, z, addend, scale, bias, mean, variance, running[0], running[1], gradients[0], gradients[1]]
+    }
+}
+
+impl From<[u64; 12]> for Buffers {
+    fn from(addresses: [u64; 12]) -> Buffers {
+        let [x, y, z, addend, scale, bias, mean, variance, rest @ ..] = addresses;
+        let [running_mean, running_variance, scale_gradient, bias_gradient] = rest;
+        let given = Buffers { x, y, z, addend, scale, bias, mean, variance, ..Buffers::default() };
+        Buffers { running_mean, running_variance, scale_gradient, bias_gradient, ..given }
+    }
+}
+
+/// A pointer that a kernel is given: its number in [`Buffers::addresses`], or a part of the workspace behind these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Argument {
     X,
@@ -124,31 +138,24 @@ enum Argument {
     Sums,
 }
 
-/// One launch.
-#[derive(Debug, Clone, PartialEq)]
-struct Stage {
-    kernel: Kernel,
-    arguments: &'static [Argument],
+/// How units and their elements are divided among workgroups and threads.
+struct Division {
+    /// The units of a workgroup, as a power of two.
+    lane_bits: u32,
+    /// The parts of a unit's elements.
+    chunks: usize,
+    per_chunk: usize,
+    /// Whether threads may read four neighbours at once.
+    in_quads: bool,
 }
 
-/// The launches that compute a normalisation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Launches {
-    stages: Vec<Stage>,
-    grid: [u32; 3],
-    shape: Shape,
-    /// Where the sums of chunks begin in the workspace, behind their moments.
-    sums_at: u64,
-    workspace_bytes: u64,
-}
-
-impl Launches {
-    /// The launches of a task. With `in_chunks`, units are divided among as many workgroups as `compute_units` need,
-    /// which takes a workspace; without it none is used. `None` if elements cannot be counted in 31 bits.
-    pub fn new(task: &Task, in_chunks: bool, compute_units: usize) -> Option<Launches> {
-        let sizes = &task.sizes;
+impl Task {
+    /// The launches. With `in_chunks`, units are divided among as many workgroups as `compute_units` need, which takes a
+    /// workspace; without it none is used. `None` if elements cannot be counted in 31 bits.
+    pub fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches> {
+        let sizes = &self.sizes;
         let (units, count) = (sizes.units(), sizes.count());
-        for strides in [task.x, task.y, task.z] {
+        for strides in [self.x, self.y, self.z] {
             let reaches =
                 [(sizes.batch, strides.image), (sizes.channels, strides.channel), (sizes.pixels, strides.pixel)];
             let far = reaches
@@ -156,58 +163,51 @@ impl Launches {
                 .try_fold(0usize, |far, &(size, stride)| far.checked_add(size.checked_sub(1)?.checked_mul(stride)?))?;
             (far < i32::MAX as usize).then_some(())?;
         }
-        (sizes.elements() < i32::MAX as usize).then_some(())?;
+        // Threads look for elements a little beyond the last one.
+        (sizes.elements() < i32::MAX as usize - (1 << 16)).then_some(())?;
         // Neighbours in memory are units, unless they are elements of one unit: then all threads share it.
-        let along_elements = if count == sizes.batch { task.x.image } else { task.x.pixel };
-        let along_units = if sizes.per_activation && sizes.pixels > 1 { task.x.pixel } else { task.x.channel };
+        let along_elements = if count == sizes.batch { self.x.image } else { self.x.pixel };
+        let along_units = if sizes.per_activation && sizes.pixels > 1 { self.x.pixel } else { self.x.channel };
         let lane_bits = if along_units == 1 && units > 1 && along_elements != 1 { LANE_BITS } else { 0 };
         let groups = units.div_ceil(1 << lane_bits);
         let work = (count << lane_bits).div_ceil(LEAST_ELEMENTS);
-        let chunks = match task.operation {
+        let chunks = match self.operation {
             Operation::Apply => work.min(MAX_GRID_YZ as usize),
             _ if in_chunks => (WORKGROUPS_A_UNIT * compute_units.max(1)).div_ceil(groups).min(work).min(MOST_CHUNKS),
             _ => 1,
         };
-        let per_chunk = count.div_ceil(chunks.max(1));
+        let in_quads = lane_bits == 0 && self.has_quads();
+        let per_chunk = count.div_ceil(chunks.max(1)).next_multiple_of(if in_quads { 4 } else { 1 });
         let chunks = count.div_ceil(per_chunk);
-        let stages = task.stages(chunks > 1);
-        let part = (2 * chunks * units * if task.data_type == DataType::F64 { 8 } else { 4 }) as u64;
-        let (moments, sums) = match task.operation {
+        let part = (2 * chunks * units * if self.data_type == DataType::F64 { 8 } else { 4 }) as u64;
+        let (moments, sums) = match self.operation {
             _ if chunks == 1 => (0, 0),
             Operation::Train => (part, 0),
             Operation::Apply => (0, 0),
             Operation::Backward => (0, part),
             Operation::BackwardAnew => (part, part),
         };
-        Some(Launches {
-            stages,
-            grid: [u32::try_from(groups).ok()?, chunks as u32, 1],
-            shape: task.shape(lane_bits, chunks, per_chunk)?.into(),
-            sums_at: moments,
-            workspace_bytes: moments + sums,
-        })
+        let grid = [u32::try_from(groups).ok()?, chunks as u32, 1];
+        let shape = self.shape(&Division { lane_bits, chunks, per_chunk, in_quads })?.into();
+        let operand = |argument: &Argument| match *argument {
+            Argument::Sums => (Argument::Moments as usize, moments),
+            other => (other as usize, 0),
+        };
+        let stage = |(kernel, arguments): (Kernel, &[Argument])| {
+            let operands = arguments.iter().map(operand).collect();
+            Stage { kernel, grid, shape, operands }
+        };
+        let stages = self.stages(chunks > 1).into_iter().map(stage).collect();
+        Some(Launches { stages, workspace_bytes: moments + sums })
     }
 
-    /// Bytes of workspace that the caller must give.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace_bytes
-    }
-
-    /// The kernels.
-    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
-        self.stages.iter().map(|stage| &stage.kernel)
-    }
-}
-
-impl Task {
-    fn stages(&self, in_chunks: bool) -> Vec<Stage> {
+    fn stages(&self, in_chunks: bool) -> Vec<(Kernel, &'static [Argument])> {
         use Argument::{
             Addend, Bias, BiasGradient, Mean, Moments, RunningMean, RunningVariance, Scale, ScaleGradient, Sums,
             Variance, X, Y, Z,
         };
-        let stage = |entry: &'static str, arguments: &'static [Argument]| Stage {
-            kernel: Kernel::of_type(SourceFile::Normalization, entry, self.data_type),
-            arguments,
+        let stage = |entry: &'static str, arguments: &'static [Argument]| {
+            (Kernel::of_type(SourceFile::Normalization, entry, self.data_type), arguments)
         };
         let moments = || stage("normalization_moments", &[X, Moments]);
         let sums = || stage("normalization_sums", &[X, Z, Scale, Bias, Mean, Variance, Moments, Sums]);
@@ -232,7 +232,17 @@ impl Task {
         }
     }
 
-    fn shape(&self, lane_bits: u32, chunks: usize, per_chunk: usize) -> Option<NormalizationShape> {
+    /// Whether four neighbouring pixels of a channel are neighbours in memory, at multiples of four elements, in each
+    /// tensor.
+    fn has_quads(&self) -> bool {
+        let is_in_quads = |it: Strides| it.pixel == 1 && it.image.is_multiple_of(4) && it.channel.is_multiple_of(4);
+        self.data_type != DataType::F64
+            && !self.sizes.per_activation
+            && self.sizes.pixels.is_multiple_of(4)
+            && [self.x, self.y, self.z].into_iter().all(is_in_quads)
+    }
+
+    fn shape(&self, division: &Division) -> Option<NormalizationShape> {
         let int = |number: usize| i32::try_from(number).ok();
         let sizes = &self.sizes;
         let (unit_pixels, pixels) = if sizes.per_activation { (sizes.pixels, 1) } else { (1, sizes.pixels) };
@@ -241,9 +251,10 @@ impl Task {
         Some(NormalizationShape {
             units: int(sizes.units())?,
             count: int(sizes.count())?,
-            lane_bits: lane_bits as i32,
-            chunks: int(chunks)?,
-            per_chunk: int(per_chunk)?,
+            lane_bits: division.lane_bits as i32,
+            chunks: int(division.chunks)?,
+            per_chunk: int(division.per_chunk)?,
+            in_quads: i32::from(division.in_quads),
             by_unit_pixels: Divisor::new(unit_pixels),
             by_pixels: Divisor::new(pixels),
             x: places(self.x)?,
@@ -268,70 +279,10 @@ impl Task {
     }
 }
 
-/// Launches whose kernels are loaded.
-#[derive(Debug, Clone)]
-pub struct LoadedLaunches {
-    launches: Launches,
-    functions: Vec<Function>,
-}
-
-impl LoadedLaunches {
-    /// Bytes of workspace that the caller must give.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.launches.workspace_bytes
-    }
-}
-
-impl GpuEngine {
-    /// Compiles and loads the kernels of launches in a stream, from memory or the cache if possible. While that stream
-    /// records a graph, only loaded ones are available.
-    pub fn load_normalization(&self, launches: Launches, stream: u64) -> Result<LoadedLaunches, GpuError> {
-        if launches.kernels().any(|kernel| !self.is_loaded(kernel)) && self.driver().is_capturing(stream)? {
-            return Err(GpuError::Capturing);
-        }
-        let functions = launches.kernels().map(|kernel| self.function(kernel)).collect::<Result<_, _>>()?;
-        Ok(LoadedLaunches { launches, functions })
-    }
-
-    /// Starts them on a stream and returns.
-    ///
-    /// # Safety
-    /// Device memory as the task says must lie at the buffers, and stay valid until the work is done.
-    pub unsafe fn launch_normalization(
-        &self,
-        loaded: &LoadedLaunches,
-        at: &Buffers,
-        stream: u64,
-    ) -> Result<(), GpuError> {
-        let LoadedLaunches { launches, functions } = loaded;
-        for (stage, &function) in launches.stages.iter().zip(functions) {
-            let address = |argument: &Argument| match argument {
-                Argument::X => at.x,
-                Argument::Y => at.y,
-                Argument::Z => at.z,
-                Argument::Addend => at.addend,
-                Argument::Scale => at.scale,
-                Argument::Bias => at.bias,
-                Argument::Mean => at.mean,
-                Argument::Variance => at.variance,
-                Argument::RunningMean => at.running_mean,
-                Argument::RunningVariance => at.running_variance,
-                Argument::ScaleGradient => at.scale_gradient,
-                Argument::BiasGradient => at.bias_gradient,
-                Argument::Moments => at.workspace,
-                Argument::Sums => at.workspace + launches.sums_at,
-            };
-            let addresses = stage.arguments.iter().map(address).collect();
-            // SAFETY: the caller's promise; arguments and shape are those that the kernel declares.
-            unsafe { self.launch_with(function, launches.grid, THREADS, addresses, &launches.shape, stream)? };
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shapes::Shape;
 
     fn task(sizes: Normalization, x: Strides) -> Task {
         Task {
@@ -354,21 +305,21 @@ mod tests {
     fn few_large_units_are_divided_and_many_small_ones_are_not() {
         let sizes = Normalization { batch: 32, channels: 3, pixels: 224 * 224, per_activation: false };
         let x = Strides { image: 3 * 224 * 224, channel: 224 * 224, pixel: 1 };
-        let divided = Launches::new(&task(sizes, x), true, 36).unwrap();
-        assert_eq!((divided.stages.len(), divided.grid), (2, [3, 48, 1]));
+        let divided = task(sizes, x).launches(true, 36).unwrap();
+        assert_eq!((divided.stages.len(), divided.stages[0].grid), (2, [3, 48, 1]));
         assert_eq!(divided.workspace_bytes(), 2 * 48 * 3 * 4);
-        assert_eq!(Launches::new(&task(sizes, x), false, 36).unwrap().grid, [3, 1, 1]);
+        assert_eq!(task(sizes, x).launches(false, 36).unwrap().stages[0].grid, [3, 1, 1]);
         let small = Normalization { batch: 2, channels: 512, pixels: 49, per_activation: false };
         let x = Strides { image: 512 * 49, channel: 49, pixel: 1 };
-        let whole = Launches::new(&task(small, x), true, 36).unwrap();
-        assert_eq!((whole.stages.len(), whole.grid, whole.workspace_bytes()), (1, [512, 1, 1], 0));
+        let whole = task(small, x).launches(true, 36).unwrap();
+        assert_eq!((whole.stages.len(), whole.stages[0].grid, whole.workspace_bytes()), (1, [512, 1, 1], 0));
     }
 
     #[test]
     fn neighbours_in_memory_are_neighbouring_threads() {
         let sizes = Normalization { batch: 2, channels: 64, pixels: 100, per_activation: false };
         let bits = |sizes, x| {
-            let Shape::Normalization(shape) = Launches::new(&task(sizes, x), true, 36).unwrap().shape else {
+            let Shape::Normalization(shape) = task(sizes, x).launches(true, 36).unwrap().stages[0].shape else {
                 panic!("another shape")
             };
             shape.lane_bits
@@ -384,6 +335,6 @@ mod tests {
     #[test]
     fn what_cannot_be_counted_is_declined() {
         let sizes = Normalization { batch: 1 << 16, channels: 1 << 10, pixels: 1 << 10, per_activation: false };
-        assert_eq!(Launches::new(&task(sizes, Strides::default()), true, 36), None);
+        assert_eq!(task(sizes, Strides::default()).launches(true, 36), None);
     }
 }

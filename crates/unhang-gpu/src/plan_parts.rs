@@ -12,7 +12,7 @@ mod weights;
 mod winograd;
 
 pub(crate) use depthwise::{depthwise, depthwise_quads};
-pub(crate) use depthwise_large::{LARGE_TAPS, depthwise_large};
+pub(crate) use depthwise_large::{LARGE_TAPS, depthwise_large, unrolled_taps};
 pub(crate) use direct::direct;
 pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, is_spread, pack, phase_planes, reduce};
 pub(crate) use narrow::narrow;

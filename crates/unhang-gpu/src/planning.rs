@@ -234,7 +234,7 @@ fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<LaunchPlan,
         ));
     }
     let [kh, kw] = problem.kernel();
-    if kh * kw > parts::LARGE_TAPS {
+    if kh * kw > parts::unrolled_taps(problem, strip) {
         return Err(format!("a filter of {kh}x{kw} has more taps than registers are set aside for"));
     }
     parts::depthwise(geometry, strip, splits)

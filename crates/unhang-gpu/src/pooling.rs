@@ -6,17 +6,14 @@ pub use definition::{Pooling, PoolingKind};
 
 use unhang_conv::DataType;
 
-use crate::driver::Function;
+use crate::launches::{Launches, Stage, THREADS};
 use crate::plan_parts::checked_ints;
-use crate::shapes::{Divisor, PoolingAxis, PoolingShape, Shape};
+use crate::shapes::{Divisor, PoolingAxis, PoolingShape};
 use crate::sources::{Kernel, SourceFile};
-use crate::{GpuEngine, GpuError};
 
 /// What the kernels of this module are called where families of kernels are named.
 pub const FAMILY: &str = "pooling";
 
-/// Threads of a workgroup.
-const THREADS: u32 = 256;
 /// Neighbours in a row of a gradient that a thread makes, as in `pooling.cu`.
 const ROW_ELEMENTS: usize = 4;
 
@@ -75,20 +72,24 @@ pub struct Buffers {
     pub indices: u64,
 }
 
-/// The launch that computes a pooling.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Launch {
-    kernel: Kernel,
-    grid: [u32; 3],
-    shape: Shape,
-    has_indices: bool,
+impl Buffers {
+    /// All addresses, as [`GpuEngine::launch_all`](crate::GpuEngine::launch_all) takes them.
+    pub fn addresses(&self) -> [u64; 3] {
+        [self.from, self.to, self.indices]
+    }
 }
 
-impl Launch {
-    /// The launch of a task; `None` if elements cannot be counted with 31 bits.
-    pub fn new(task: &Task) -> Option<Launch> {
-        let sizes = &task.sizes;
-        for (space, strides) in [(sizes.input, task.x), (sizes.output, task.y)] {
+impl From<[u64; 3]> for Buffers {
+    fn from([from, to, indices]: [u64; 3]) -> Buffers {
+        Buffers { from, to, indices }
+    }
+}
+
+impl Task {
+    /// The launch; `None` if elements cannot be counted with 31 bits.
+    pub fn launches(&self) -> Option<Launches> {
+        let sizes = &self.sizes;
+        for (space, strides) in [(sizes.input, self.x), (sizes.output, self.y)] {
             let all = [sizes.batch, sizes.channels, space[0], space[1], space[2]];
             let far = all
                 .iter()
@@ -97,28 +98,22 @@ impl Launch {
             (far < i32::MAX as usize && all.iter().product::<usize>() < i32::MAX as usize).then_some(())?;
         }
         let has_indices = sizes.kind == PoolingKind::Largest;
-        let entry = match (has_indices, task.backward) {
+        let entry = match (has_indices, self.backward) {
             (true, false) => "pooling_largest",
             (false, false) => "pooling_mean",
             (true, true) => "pooling_largest_backward",
             (false, true) => "pooling_mean_backward",
         };
-        let shape = task.shape()?;
-        Some(Launch {
-            kernel: Kernel::of_type(SourceFile::Pooling, entry, task.data_type),
+        let shape = self.shape()?;
+        let stage = Stage {
+            kernel: Kernel::of_type(SourceFile::Pooling, entry, self.data_type),
             grid: [(shape.elements as u32).div_ceil(THREADS), 1, 1],
             shape: shape.into(),
-            has_indices,
-        })
+            operands: (0..if has_indices { 3 } else { 2 }).map(|operand| (operand, 0)).collect(),
+        };
+        Some(Launches { stages: vec![stage], workspace_bytes: 0 })
     }
 
-    /// The kernel.
-    pub fn kernel(&self) -> &Kernel {
-        &self.kernel
-    }
-}
-
-impl Task {
     fn shape(&self) -> Option<PoolingShape> {
         let int = |number: usize| i32::try_from(number).ok();
         let sizes = &self.sizes;
@@ -168,42 +163,10 @@ impl Task {
     }
 }
 
-/// A launch whose kernel is loaded.
-#[derive(Debug, Clone)]
-pub struct LoadedLaunch {
-    launch: Launch,
-    function: Function,
-}
-
-impl GpuEngine {
-    /// Compiles and loads what a launch in a stream needs, from memory or the cache where it can. While that stream records a graph
-    /// only what is loaded already is available.
-    pub fn load_pooling(&self, launch: Launch, stream: u64) -> Result<LoadedLaunch, GpuError> {
-        if !self.is_loaded(&launch.kernel) && self.driver().is_capturing(stream)? {
-            return Err(GpuError::Capturing);
-        }
-        let function = self.function(&launch.kernel)?;
-        Ok(LoadedLaunch { launch, function })
-    }
-
-    /// Starts it on a stream and returns.
-    ///
-    /// # Safety
-    /// Device memory as the task says must lie at the buffers, and stay valid until the work is done.
-    pub unsafe fn launch_pooling(&self, loaded: &LoadedLaunch, at: &Buffers, stream: u64) -> Result<(), GpuError> {
-        let LoadedLaunch { launch, function } = loaded;
-        let mut addresses = vec![at.from, at.to];
-        if launch.has_indices {
-            addresses.push(at.indices);
-        }
-        // SAFETY: the caller's promise; arguments and shape are those that the kernel declares.
-        unsafe { self.launch_with(*function, launch.grid, THREADS, addresses, &launch.shape, stream) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shapes::Shape;
 
     fn task() -> Task {
         let sizes = Pooling {
@@ -223,7 +186,7 @@ mod tests {
 
     #[test]
     fn neighbours_of_the_result_are_neighbouring_threads() {
-        let shape = |task: &Task| match Launch::new(task).unwrap().shape {
+        let shape = |task: &Task| match task.launches().unwrap().stages[0].shape {
             Shape::Pooling(shape) => shape,
             other => panic!("{other:?}"),
         };
@@ -245,8 +208,8 @@ mod tests {
     #[test]
     fn what_cannot_be_counted_is_declined() {
         let sizes = Pooling { batch: 1 << 16, channels: 1 << 16, ..task().sizes };
-        assert_eq!(Launch::new(&Task { sizes, ..task() }), None);
+        assert_eq!(Task { sizes, ..task() }.launches(), None);
         let far = Task { x: [1 << 31, 81, 81, 9, 1], ..task() };
-        assert_eq!(Launch::new(&far), None);
+        assert_eq!(far.launches(), None);
     }
 }

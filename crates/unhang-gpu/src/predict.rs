@@ -85,13 +85,7 @@ fn predict_stage(
     let shape = stage.shape.bytes();
     let given: Vec<&[u8]> = pointers.iter().map(|pointer| &pointer[..]).chain([shape]).collect();
     let arguments = pack_arguments(machine, object, stage.kernel.entry, &given)?;
-    let dispatch = Dispatch {
-        kernel: stage.kernel.entry,
-        workgroups: stage.grid,
-        workgroup_size: [stage.block, 1, 1],
-        arguments: &arguments,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new(stage.kernel.entry, stage.grid, [stage.block, 1, 1], &arguments);
     let sample = Sample::take(machine, object, &dispatch).map_err(|fault| failed("launch", &fault))?;
     let predictions = cards.iter().map(|card| sample.predict(card)).collect();
     Ok(Launch { kernel: stage.kernel.to_string(), predictions })

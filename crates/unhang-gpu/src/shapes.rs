@@ -1,4 +1,4 @@
-//! The structures that kernels take by value behind their pointers, field for field as the `.cu` files declare them; a
+//! The structures that kernels take by value behind their pointers, field for field as the `.cu` files declare them. A
 //! test reads those files and compares.
 
 use zerocopy::{Immutable, IntoBytes};
@@ -108,6 +108,17 @@ macro_rules! shapes {
         #[cfg(test)]
         const DECLARED: &[Declared] = &[DIVISOR, Scalar::DECLARED, PoolingAxis::DECLARED, $($name::DECLARED),*];
     };
+}
+
+impl Shape {
+    /// What decides the way through a kernel's code, apart from sizes and strides.
+    pub fn path(&self) -> Vec<i32> {
+        match self {
+            Shape::Reduction(shape) => vec![shape.lane_bits, shape.rows_first, shape.in_quads, shape.axes],
+            Shape::Normalization(shape) => vec![shape.lane_bits, shape.in_quads],
+            _ => Vec::new(),
+        }
+    }
 }
 
 structures! {
@@ -257,7 +268,7 @@ shapes! {
     }
     /// Of the kernels for batch normalisation.
     Normalization(NormalizationShape) {
-        units: i32, count: i32, lane_bits: i32, chunks: i32, per_chunk: i32,
+        units: i32, count: i32, lane_bits: i32, chunks: i32, per_chunk: i32, in_quads: i32,
         by_unit_pixels: Divisor, by_pixels: Divisor,
         x[image channel pixel]: i32, y[image channel pixel]: i32, z[image channel pixel]: i32, parameter[channel pixel]: i32,
         scale_type: i32, bias_type: i32, mean_type: i32, variance_type: i32, activation: i32,
@@ -272,6 +283,14 @@ shapes! {
         d: PoolingAxis, h: PoolingAxis, w: PoolingAxis,
         index_bits: i32, index_in_window: i32, taps: i32, inclusive: i32,
         inverse_taps: Scalar, alpha: Scalar, beta: Scalar,
+    }
+    /// Of the kernels for reductions.
+    Reduction(ReductionShape) {
+        units: i32, count: i32, lane_bits: i32, rows_first: i32, chunks: i32, per_chunk: i32, in_quads: i32, axes: i32,
+        operation: i32, propagates: i32, y_type: i32,
+        by_kept[1 2 3 4 5]: Divisor, x_kept[0 1 2 3 4 5]: i32, y_kept[0 1 2 3 4 5]: i32,
+        by_reduced[1 2 3 4 5]: Divisor, x_reduced[0 1 2 3 4 5]: i32,
+        inverse_count: Scalar, alpha: Scalar, beta: Scalar,
     }
 }
 

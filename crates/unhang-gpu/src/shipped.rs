@@ -5,8 +5,8 @@
 //! `kernels.bin` holds them, compressed one by one. An object whose hash differs from its line is not loaded.
 //!
 //! Objects are compiled for gfx1010 and serve gfx1010 to gfx1013: these differ in instructions that gfx1010 lacks and that
-//! are therefore not used, and gfx1010 has the hazards of all of them (LLVM's target gfx10-1-generic rests on the same). They
-//! are audited for each chip, and retagged for it as for a spoofed runtime.
+//! are therefore not used. gfx1010 also has the hazards of all of them (LLVM's target gfx10-1-generic rests on the
+//! same). They are audited for each chip, and retagged for it as for a spoofed runtime.
 
 mod build;
 mod selection;
@@ -15,7 +15,6 @@ pub use build::{Keeping, ShipError, TARGETS, Target, build, note_proofs};
 pub use selection::{general_choices, kernels, kinds};
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -23,6 +22,7 @@ use flate2::read::DeflateDecoder;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
+use unhang_guard::input::{open_plain, read_plain};
 
 use crate::cache::Key;
 use crate::object::ObjectError;
@@ -32,6 +32,8 @@ use crate::sources::Kernel;
 /// No kernel is larger.
 const LARGEST: u64 = 64 << 20;
 const LIST: &str = "kernels.json";
+/// Bytes of the list that are read at most: all types for two chips have less than a tenth.
+const MOST_OF_A_LIST: u64 = 16 << 20;
 const OBJECTS: &str = "kernels.bin";
 const FORMAT: u32 = 1;
 
@@ -122,7 +124,7 @@ impl Shipped {
     /// Reads the list in a folder.
     pub fn open(folder: &Path) -> Result<Shipped, ShippedError> {
         let path = folder.join(LIST);
-        let text = fs::read(&path).map_err(|error| ShippedError::Unreadable(path.clone(), error))?;
+        let text = read_plain(&path, MOST_OF_A_LIST).map_err(|error| ShippedError::Unreadable(path.clone(), error))?;
         let list: List =
             serde_json::from_slice(&text).map_err(|error| ShippedError::List(path.clone(), error.to_string()))?;
         if list.format != FORMAT {
@@ -160,7 +162,7 @@ impl Shipped {
         use std::os::unix::fs::FileExt;
         let path = self.folder.join(OBJECTS);
         let unreadable = |error| ShippedError::Unreadable(path.clone(), error);
-        let file = fs::File::open(&path).map_err(unreadable)?;
+        let file = open_plain(&path).map_err(unreadable)?;
         // Numbers of a damaged list must not become allocations.
         let length = file.metadata().map_err(unreadable)?.len();
         if entry.packed_bytes > length || entry.bytes > LARGEST {

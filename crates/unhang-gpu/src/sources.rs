@@ -41,6 +41,8 @@ pub enum SourceFile {
     Normalization,
     /// Pooling.
     Pooling,
+    /// Reductions.
+    Reduction,
 }
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -75,7 +77,8 @@ named!(
         Support = "support",
         Strided = "strided",
         Normalization = "normalization",
-        Pooling = "pooling"
+        Pooling = "pooling",
+        Reduction = "reduction"
     ]
 );
 
@@ -100,6 +103,7 @@ impl SourceFile {
             SourceFile::Strided => (&[], include_str!("../kernels/strided.cu")),
             SourceFile::Normalization => (&[REALS], include_str!("../kernels/normalization.cu")),
             SourceFile::Pooling => (&[REALS], include_str!("../kernels/pooling.cu")),
+            SourceFile::Reduction => (&[REALS], include_str!("../kernels/reduction.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
     }

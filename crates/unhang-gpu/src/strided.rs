@@ -66,8 +66,8 @@ impl Move {
         Move::of_planes(data_type, axes, [0, loops.start, 0, 0])
     }
 
-    /// Axes are size, stride in `from` and in `to`, and planes in between, the slowest first; then where both tensors begin, the
-    /// first plane, and how many there are.
+    /// Axes are size, stride in `from` and in `to`, and planes in between, the slowest first. Then come the places
+    /// where both tensors begin, the first plane, and how many there are.
     fn of_planes(
         data_type: DataType,
         axes: impl Iterator<Item = [i64; 4]>,

@@ -1,6 +1,6 @@
 //! Measuring: which candidates, on what memory, and what a row of times comes to.
 //!
-//! What was measured is kept by the callers, as evidence ([`Tuned`]); they hand it back at the next start by
+//! Callers keep what was measured as evidence ([`Tuned`]). They hand it back at the next start by
 //! [`GpuEngine::prefer`], as far as [`is_current`] says.
 
 pub(crate) mod filing;

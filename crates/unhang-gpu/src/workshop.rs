@@ -1,8 +1,8 @@
 //! Where kernels are compiled: once each, by whoever asks first, or by threads in the background.
 //!
 //! The threads only compile: nothing here touches the device, so a stream that records a graph is never disturbed. They
-//! are started when there is work and end when there is none; a process that ends calls [`Workshop::close`], which waits
-//! for what is being compiled, up to a given limit.
+//! are started when there is work and end when there is none. A process that ends calls [`Workshop::close`], which
+//! waits for what is being compiled, up to a given limit.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -69,6 +69,14 @@ fn kernels() -> Vec<Kernel> {
             plans.push(LaunchPlan::new(&Problem::new(five).unwrap(), &Choice::DepthwiseQuads { strip, splits: 8 }));
         }
     }
+    // Windows that are unrolled with a stride alone.
+    for (direction, strip) in [(Direction::Forward, 1), (Direction::Forward, 2), (Direction::BackwardData, 2)] {
+        for (layout, size) in [(Layout::Nchw, 9), (Layout::Nhwc, 11)] {
+            let strided = depthwise(direction, layout, 2).specification();
+            let large = Specification { kernel: [size; 2], padding: [size / 2; 2], ..strided };
+            plans.push(LaunchPlan::new(&Problem::new(large).unwrap(), &Choice::Depthwise { strip, splits: 1 }));
+        }
+    }
     for (kernel, stride, [rows, width, strip]) in
         [(1, 1, [16, 4, 1]), (3, 1, [16, 4, 1]), (3, 2, [4, 4, 2]), (5, 1, [8, 4, 1])]
     {

@@ -3,7 +3,7 @@
 //! that a new family is among them as soon as the engine proposes it.
 //!
 //! One compilation takes about half a second, so the candidates are chosen to cover every constant of every kernel in few
-//! of them; `UNHANG_TEST_ALL=1` takes every candidate.
+//! of them. `UNHANG_TEST_ALL=1` takes every candidate.
 
 #[path = "host/planes.rs"]
 mod planes;
@@ -224,7 +224,7 @@ fn every_family_is_right_on_the_emulated_card() {
 }
 
 /// What users' compilers will be in some years, or are on newer systems. Each object is audited before it is loaded, in both
-/// compilers' code on each chip of RDNA1; a covering set of candidates, even where every one is asked for.
+/// compilers' code on each chip of RDNA1. It is a covering set of candidates, even where every one is asked for.
 #[test]
 fn every_family_is_right_compiled_by_newer_compilers_for_each_chip() {
     let chips = [Chip::Gfx1010, Chip::Gfx1011, Chip::Gfx1012, Chip::Gfx1013];
@@ -406,7 +406,7 @@ fn one_of_each() -> Vec<Trial> {
 }
 
 /// The fallback for a spoofed runtime. Its code has `v_cmpx`, which code for gfx1010 has not. Where an instruction with
-/// the scalar destination `null` follows a read of EXEC, LLVM 15 emits no wait; the audit counts that as unsafe, and
+/// the scalar destination `null` follows a read of EXEC, LLVM 15 emits no wait. The audit counts that as unsafe, and
 /// refuses the object, as the engine would. What the audit lets pass has to run to its end and be right.
 #[test]
 fn gfx1030_code_with_the_work_arounds_is_right_or_refused_on_gfx1010() {

@@ -1,5 +1,5 @@
-//! The HIP driver against a stand-in for the runtime (`stand_in/hip.c`) that keeps errors as HIP 7 does, notices objects
-//! that are freed too early, and answers as the real ones were seen to answer.
+//! The HIP driver against a stand-in for the runtime (`stand_in/hip.c`). The stand-in keeps errors as HIP 7 does,
+//! notices objects that are freed too early, and answers as the real ones were seen to answer.
 
 use std::path::Path;
 use std::process::Command;

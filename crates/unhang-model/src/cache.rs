@@ -2,9 +2,9 @@
 
 use crate::card::{ARRAYS, CACHE_WAYS, Card, L0_BYTES, L1_BYTES, LINE};
 
-/// A cache with ways, of which the one that was used longest ago goes first.
+/// A set-associative cache with least-recently-used replacement.
 pub(crate) struct Cache {
-    /// Lines of each set, the most recent last; whether memory has yet to be written.
+    /// The lines of each set, the most recent last, and whether each is dirty.
     sets: Vec<Vec<(u64, bool)>>,
 }
 
@@ -18,9 +18,9 @@ impl Cache {
         Cache::new(L0_BYTES)
     }
 
-    /// Looks a line up and keeps it: whether it was there, and whether another one that was written had to go.
+    /// Looks a line up and keeps it. Returns whether it was there, and whether a dirty line was evicted.
     pub(crate) fn touch(&mut self, line: u64, writes: bool) -> (bool, bool) {
-        // Neighbouring lines of several streams should not all fall into one set.
+        // Spreads neighbouring lines of several streams over the sets.
         let count = self.sets.len() as u64;
         let set = &mut self.sets[((line ^ (line / count) ^ (line / (count * count))) % count) as usize];
         if let Some(place) = set.iter().position(|&(kept, _)| kept == line) {
@@ -33,13 +33,13 @@ impl Cache {
         (false, evicted)
     }
 
-    /// Lines that were written and are still here.
+    /// The number of dirty lines.
     pub(crate) fn dirty(&self) -> u64 {
         self.sets.iter().flatten().filter(|(_, dirty)| *dirty).count() as u64
     }
 }
 
-/// Where lines were served, of loads that all workgroups of a card issue side by side.
+/// Which level served each line, while all workgroups of a card issue loads side by side.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Traffic {
     pub l0_hits: u64,
@@ -74,12 +74,12 @@ impl Caches {
         }
     }
 
-    /// What a workgroup's instruction does. Workgroups are handed out in turn, to the arrays first.
+    /// Plays a workgroup's instruction. Workgroups are handed out in turn, first over the arrays.
     pub(crate) fn touch(&mut self, workgroup: usize, what: &Lines<'_>) {
         let (unit, array) = (workgroup % self.l0.len(), workgroup % ARRAYS);
         for &line in what.lines {
             if what.writes {
-                // Stores and atomics go past the first two.
+                // Stores and atomics bypass the first two levels.
                 self.traffic.stores += 1;
                 self.traffic.memory_writes += u64::from(self.l2.touch(line, true).1);
             } else if self.l0[unit].touch(line, false).0 {
@@ -94,12 +94,12 @@ impl Caches {
         }
     }
 
-    /// Counts from here on: what was touched before has warmed the caches.
+    /// Starts counting here. Earlier accesses have warmed the caches.
     pub(crate) fn restart(&mut self) {
         self.traffic = Traffic { memory_writes: 0, ..Traffic::default() };
     }
 
-    /// Lines that memory has yet to be written with.
+    /// Lines that still have to be written to memory.
     pub(crate) fn pending_writes(&self) -> u64 {
         self.l2.dirty()
     }

@@ -1,6 +1,6 @@
-//! What is known of the cards and of RDNA1's units, with the source of each figure and how sure it is.
+//! What is known about the cards and RDNA1's units, with the source of each figure and its certainty.
 
-/// How sure a figure is.
+/// How certain a figure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ground {
     /// The vendor's specification or driver.
@@ -9,7 +9,7 @@ pub enum Ground {
     Compiler,
     /// Measured by others on such a chip.
     Measured,
-    /// Worked out from what others measured, or taken over from RDNA2.
+    /// Derived from others' measurements, or taken over from RDNA2.
     Inferred,
 }
 
@@ -25,16 +25,16 @@ impl Ground {
     }
 }
 
-/// A figure of the model, for whoever wants to see what a prediction rests on.
+/// A figure of the model, for readers who want to see what a prediction rests on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
     /// What it is.
     pub name: &'static str,
     /// Its value.
     pub value: f64,
-    /// How sure it is.
+    /// How certain it is.
     pub ground: Ground,
-    /// Where it is from.
+    /// Its source.
     pub source: &'static str,
 }
 
@@ -49,17 +49,18 @@ pub struct Card {
     pub name: &'static str,
     /// Compute units, two in a workgroup processor.
     pub compute_units: u32,
-    /// Hertz: the boost clock, which the peak of operations is stated for. What a card holds under load is lower.
+    /// Hertz: the boost clock, for which the peak of operations is stated. The clock that a card sustains under load is
+    /// lower.
     pub clock: f64,
-    /// Bytes a second of its memory, by specification.
+    /// Bytes per second of its memory, by specification.
     pub bandwidth: f64,
     /// Bytes of L2.
     pub l2_bytes: u64,
-    /// Where these are from.
+    /// The source of these.
     pub source: &'static str,
 }
 
-/// The cards that predictions are made for, and the two on which others measured what the model is held against.
+/// The cards that predictions are made for, and the two with measurements by others that test the model.
 pub const CARDS: [Card; 4] = [
     Card {
         name: "RX 5600 XT",
@@ -101,7 +102,7 @@ impl Card {
         CARDS.iter().find(|card| card.name.eq_ignore_ascii_case(name))
     }
 
-    /// Peak f32 operations a second, a multiply-add counted as two.
+    /// Peak f32 operations per second; a multiply-add counts as two.
     pub fn flops(&self) -> f64 {
         f64::from(self.compute_units) * 128.0 * self.clock
     }
@@ -113,11 +114,11 @@ pub(crate) const LANES: u32 = 32;
 pub(crate) const SIMDS: usize = 2;
 /// Waves that a SIMD holds.
 pub(crate) const WAVES: u32 = 20;
-/// Vector registers of a lane in a SIMD, given out in eights.
+/// Vector registers of a lane in a SIMD, allocated in eights.
 pub(crate) const VECTOR_REGISTERS: u32 = 1024;
-/// Bytes of LDS of a compute unit, given out in 512.
+/// Bytes of LDS of a compute unit, allocated in units of 512.
 pub(crate) const LOCAL_BYTES: u32 = 64 << 10;
-/// Workgroups with barriers of a compute unit.
+/// Workgroups with barriers that a compute unit holds.
 pub(crate) const BARRIERS: u32 = 16;
 /// Bytes of a cache line at every level.
 pub(crate) const LINE: u64 = 128;
@@ -127,13 +128,13 @@ pub(crate) const L0_BYTES: u64 = 16 << 10;
 pub(crate) const L1_BYTES: u64 = 128 << 10;
 /// Shader arrays of Navi 10.
 pub(crate) const ARRAYS: usize = 4;
-/// Ways of every cache.
+/// The associativity of every cache.
 pub(crate) const CACHE_WAYS: usize = 16;
-/// Banks of LDS, each of a word a cycle.
+/// Banks of LDS. Each delivers a word per cycle.
 pub(crate) const BANKS: usize = 32;
 
-/// Figures in cycles unless they say otherwise. They are read by position in this table through the constants below, so that
-/// what is documented is what is used.
+/// Figures, in cycles unless stated otherwise. The constants below read them by position in this table, so the model
+/// uses exactly what is documented.
 pub(crate) const FIGURES: [Figure; 18] = [
     figure("vector result to its use", 5.0, Ground::Compiler, "LLVM SISchedule.td"),
     figure("64-bit integer result to its use", 6.0, Ground::Compiler, "LLVM SISchedule.td"),
@@ -179,14 +180,15 @@ pub(crate) const LOCAL_BYTES_PER_CYCLE: [f64; 2] = [FIGURES[15].value, FIGURES[1
 pub(crate) const LAUNCH_SECONDS: f64 = FIGURES[17].value * 1e-6;
 
 impl Figure {
-    /// Every figure of the microarchitecture that the model uses and that is not a size of RDNA1.
+    /// Every figure of the microarchitecture that the model uses, apart from RDNA1's sizes.
     pub fn all() -> &'static [Figure] {
         &FIGURES
     }
 }
 
-/// Cycles for which a load or store of that many words a lane holds the path to L0: RX 5700 XT, L0 hits, 1.9, 2.9, 4.0 and 4.9
-/// cycles for one to four words (sebbbi/perftest, raw buffers at an assumed 1.905 GHz).
+/// Cycles for which a load or store of that many words per lane holds the path to L0. On an RX 5700 XT, L0 hits took
+/// 1.9, 2.9, 4.0 and 4.9 cycles for one to four words. These are from sebbbi/perftest, raw buffers at an assumed 1.905
+/// GHz.
 pub(crate) fn vector_memory_cycles(words: u32) -> f64 {
     0.9 + f64::from(words.max(1))
 }

@@ -1,4 +1,4 @@
-//! A sample of a kernel, and what it says of a card.
+//! A sample of a kernel, and its prediction for a card.
 
 use std::fmt;
 
@@ -14,37 +14,37 @@ use crate::record::{Cost, NO_COST, Record};
 use crate::step::Arithmetic;
 use crate::unit::{Behind, ComputeUnit, Work};
 
-/// Instructions of all waves that are recorded from beginning to end, and for the caches.
+/// Instructions, over all waves, to record from beginning to end, and for the caches.
 const WHOLE: u64 = 2_000_000;
 const WINDOW: u64 = 2_000_000;
-/// Instructions that are played at most to learn how long a round of workgroups takes.
+/// The most instructions to play to learn how long a round of workgroups takes.
 const PLAYED: u64 = 6_000_000;
-/// Workgroups that are recorded from beginning to end.
+/// The most workgroups to record from beginning to end.
 const MOST_GROUPS: u64 = 8;
-/// Compute units of the largest card that a sample is played on.
+/// Compute units of the largest card on which a sample is played.
 const MOST_UNITS: u64 = 40;
 
 /// What bounds a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bound {
-    /// Vector arithmetic is issued most of the time.
+    /// Vector arithmetic issues most of the time.
     Vector,
     /// LDS is busy most of the time.
     Local,
-    /// The path to the first cache is.
+    /// The path to the first cache is busy most of the time.
     VectorMemory,
-    /// The second cache is.
+    /// The second cache is busy most of the time.
     L2,
-    /// Memory is.
+    /// Memory is busy most of the time.
     Memory,
-    /// Nothing is: waves wait for loads.
+    /// No unit is busy: waves wait for loads.
     WaitingForLoads,
-    /// Nothing is: waves wait for LDS or scalar loads.
+    /// No unit is busy: waves wait for LDS or scalar loads.
     WaitingForLocal,
-    /// Nothing is: waves wait for each other.
+    /// No unit is busy: waves wait for each other.
     WaitingAtBarriers,
-    /// Nothing is: results are used too soon, or too few waves share a SIMD.
+    /// No unit is busy: results are used too soon, or too few waves share a SIMD.
     Dependencies,
     /// The launch takes longer than the work.
     Launch,
@@ -67,7 +67,7 @@ impl fmt::Display for Bound {
     }
 }
 
-/// The share of the time for which parts of a card were busy, and that waves spent waiting.
+/// The shares of the time for which parts of a card were busy, and for which waves waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Busy {
     /// Vector arithmetic.
@@ -82,34 +82,35 @@ pub struct Busy {
     pub l2: f64,
     /// Memory.
     pub memory: f64,
-    /// A wave's time that it waited for loads from memory, for LDS and scalar loads, and at barriers.
+    /// The shares of a wave's time spent waiting for loads from memory, for LDS and scalar loads, and at barriers.
     pub waiting: [f64; 3],
 }
 
-/// What a kernel would take on a card. A prediction: not measured.
+/// The predicted time of a kernel on a card. Not measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// The card.
     pub card: &'static str,
-    /// Seconds, the launch among them.
+    /// Seconds, including the launch.
     pub seconds: f64,
     /// What bounds it.
     pub bound: Bound,
-    /// How busy the card is.
+    /// How busy the parts of the card are.
     pub busy: Busy,
-    /// Workgroups that a compute unit holds at a time, and waves that a SIMD does.
+    /// Workgroups that a compute unit holds at a time.
     pub workgroups_per_unit: u32,
-    /// Waves of a SIMD, at most.
+    /// The most waves of a SIMD.
     pub waves_per_simd: u32,
-    /// Operations on floats, of all lanes.
+    /// Floating-point operations of all lanes.
     pub operations: f64,
-    /// Bytes that the compute units ask of the second cache, and that it asks of memory, written ones among them.
+    /// Bytes that the compute units request from the second cache.
     pub l2_bytes: f64,
     /// Bytes from and to memory.
     pub memory_bytes: f64,
-    /// The share of LDS's time that goes into conflicts of banks.
+    /// The share of LDS's time spent on bank conflicts.
     pub bank_conflicts: f64,
-    /// Vector instructions by what they need: full rate, packed, 64-bit integers, quarter rate, transcendental, f64; shares.
+    /// The shares of vector instructions by class: full rate, packed, 64-bit integers, quarter rate, transcendental,
+    /// f64.
     pub arithmetic: [f64; 6],
 }
 
@@ -126,8 +127,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Records workgroups of a kernel on the emulator: a few from beginning to end, spread over the grid, and the beginning of as many
-    /// as a card runs at a time, twice. What they compute is written to the machine's memory, and what others would is not.
+    /// Records workgroups of a kernel on the emulator: a few from beginning to end, spread over the grid, and the
+    /// beginning of twice as many as a card runs at a time. Only these write to the machine's memory.
     pub fn take(machine: &mut Machine, object: Object, dispatch: &Dispatch<'_>) -> Result<Sample, Fault> {
         let refused = |reason| Fault {
             kind: FaultKind::Start(reason),
@@ -152,7 +153,7 @@ impl Sample {
             scale: 1.0,
             window: Record::default(),
         };
-        // How long a workgroup is, at the emulator's full speed.
+        // The length of a workgroup, at the emulator's full speed.
         machine.only = Some(vec![workgroups / 2]);
         let counted = machine.run_in(object, dispatch);
         machine.only = None;
@@ -180,12 +181,13 @@ impl Sample {
         by_waves.min(by_local).min(by_barriers).max(1)
     }
 
-    /// Where lines are served when all workgroups of a card run side by side, with what came before in the caches.
+    /// Which level serves each line when all workgroups of a card run side by side, with caches warm from earlier
+    /// workgroups.
     fn behind(&self, card: &Card) -> (Behind, f64) {
         let mut caches = Caches::of(card);
         let at_a_time = (card.compute_units * self.resident()) as usize;
         let groups = &self.window.groups;
-        // The last round counts; with one round only, everything comes from memory first.
+        // The last round counts. With one round only, everything comes from memory first.
         let rounds: Vec<_> = groups.chunks(at_a_time).collect();
         let last = if rounds.len() > 1 && rounds[rounds.len() - 1].len() < at_a_time {
             rounds.len() - 2
@@ -229,7 +231,7 @@ impl Sample {
         }
     }
 
-    /// What the kernel would take on a card.
+    /// Predicts the kernel's time on a card.
     pub fn predict(&self, card: &Card) -> Prediction {
         let (behind, active) = self.behind(card);
         let each = self.workgroups.div_ceil(u64::from(card.compute_units)) as usize;
@@ -276,7 +278,8 @@ fn busy(work: &Work) -> Busy {
     }
 }
 
-/// What is busy for three quarters of the time bounds a kernel; below that, what its waves wait for most.
+/// A part that is busy for three quarters of the time bounds a kernel. Otherwise the bound is what its waves wait for
+/// most.
 fn bound(busy: &Busy) -> Bound {
     let parts = [
         (busy.vector, Bound::Vector),

@@ -9,16 +9,16 @@ use unhang_emulator::{Dispatch, Fault, Follow, Machine, Moment, Object, Observer
 use crate::card::{BANKS, LINE, LOCAL_BYTES_PER_CYCLE};
 use crate::step::{IssueKind, TimedInstruction};
 
-/// What a memory instruction costs where it was executed.
+/// The cost of one executed memory instruction.
 #[derive(Clone, Debug)]
 pub(crate) enum Cost {
     /// Cycles of LDS.
     Local(u32),
-    /// Words a lane, and which lines of memory.
+    /// Words per lane, and the lines of memory that it touched.
     Vector { words: u32, lines: Range<u32>, writes: bool },
 }
 
-/// An instruction that was executed: its place among the steps, and among the costs if it touched memory.
+/// An executed instruction: its position among the steps, and among the costs if it touched memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExecutedInstruction {
     pub step: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Record {
     pub costs: Vec<Cost>,
     pub lines: Vec<u64>,
     pub groups: Vec<Vec<Track>>,
-    /// Passes over banks of LDS beyond those that any access of its size needs.
+    /// Passes over LDS's banks beyond those that any access of this size needs.
     pub conflicts: u64,
 }
 
@@ -48,11 +48,11 @@ pub(crate) struct Record {
 struct Recording {
     record: Record,
     known: HashMap<u64, u32>,
-    /// By the workgroup's place, z first, so that they come in the order of the grid.
+    /// By the workgroup's position, z first, so that iteration follows the order of the grid.
     groups: BTreeMap<[u32; 3], Vec<Track>>,
 }
 
-/// Records each wave until it has executed that many instructions.
+/// Records each wave up to that many instructions.
 pub(crate) struct Recorder {
     state: Mutex<Recording>,
     limit: usize,
@@ -112,7 +112,7 @@ impl Record {
         self.costs.len() as u32 - 1
     }
 
-    /// Runs workgroups of a kernel, named in ascending order, for that many instructions of each wave at most.
+    /// Runs workgroups of a kernel, named in ascending order, and records at most that many instructions of each wave.
     pub(crate) fn take(
         machine: &mut Machine,
         object: Object,
@@ -132,8 +132,8 @@ impl Record {
     }
 }
 
-/// Cycles for which an access holds LDS, and how many of them are conflicts: in each pass every bank gives one word; lanes that want
-/// the same word share it; and what goes to or comes from registers has a separate path.
+/// Cycles for which an access holds LDS, and how many of them are conflicts. In each pass every bank delivers one word,
+/// and lanes that read the same word share it. Data to and from registers has a separate path.
 fn local_cycles(touched: &Touched) -> (u32, u32) {
     let words = touched.bytes.div_ceil(4).max(1);
     let bytes = touched.addresses.len() as f64 * f64::from(touched.bytes);

@@ -1,11 +1,11 @@
-//! One instruction of the code, as far as time depends on it.
+//! One instruction of the code, with everything that timing depends on.
 
 use unhang_emulator::{Moment, Unit};
 use unhang_isa::{Class, Format, Instruction};
 
 use crate::card;
 
-/// What takes an instruction; one of each kind can be issued in a cycle, from different waves.
+/// The unit that takes an instruction. In each cycle one of each kind can issue, from different waves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IssueKind {
     Vector,
@@ -17,10 +17,10 @@ pub(crate) enum IssueKind {
     Flow,
 }
 
-/// How many kinds there are.
+/// The number of kinds.
 pub(crate) const KINDS: usize = 6;
 
-/// What a wave waits for before it goes on: that many of each may still be under way.
+/// What a wave waits for before it continues: how many of each may still be outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
     pub loads: u8,
@@ -28,7 +28,7 @@ pub(crate) struct Wait {
     pub stores: u8,
 }
 
-/// Classes of vector arithmetic that are counted apart.
+/// Classes of vector arithmetic, counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arithmetic {
     Full,
@@ -44,19 +44,19 @@ pub(crate) enum Arithmetic {
 pub(crate) struct TimedInstruction {
     pub kind: IssueKind,
     pub arithmetic: Option<Arithmetic>,
-    /// Cycles for which a vector instruction keeps others from its SIMD.
+    /// Cycles for which a vector instruction blocks its SIMD for others.
     pub issue: u64,
-    /// Cycles until what it writes can be read.
+    /// Cycles until its result can be read.
     pub latency: u64,
-    /// Registers: the vector ones, then the scalar ones.
+    /// Registers: vector ones first, then scalar ones.
     pub reads: Vec<u16>,
     pub writes: Vec<u16>,
     pub wait: Option<Wait>,
     pub is_barrier: bool,
-    /// Its address, and that of the one behind it.
+    /// Its address, and that of the next instruction.
     pub address: u64,
     pub after: u64,
-    /// Multiply-adds (two where halves are packed), additions and products of floats that a lane does, in operations.
+    /// Floating-point operations per lane, of multiply-adds (two where halves are packed), additions and products.
     pub operations: u32,
 }
 
@@ -81,7 +81,7 @@ impl TimedInstruction {
         let effects = instruction.effects(false);
         let scalars = |set: u128| (0..128u16).filter(move |bit| set >> bit & 1 == 1).map(|bit| 256 + bit);
         let vectors = |words: [u64; 4]| (0..256u16).filter(move |bit| words[*bit as usize / 64] >> (bit % 64) & 1 == 1);
-        // What a load brings is waited for by counters.
+        // Waits for a load's result use counters.
         let arrives = matches!(kind, IssueKind::Vector | IssueKind::Scalar);
         let written = vectors(operands.writes).chain(scalars(effects.writes.0 | effects.mask_writes.0));
         TimedInstruction {
@@ -136,7 +136,8 @@ fn operations_of(name: &str) -> u32 {
     }
 }
 
-/// The fields of the counters on gfx10: `vmcnt` 0 to 3 and 14 to 15, `lgkmcnt` 8 to 13. A count that nobody waits for is 255.
+/// Reads the counters of gfx10: `vmcnt` in bits 0 to 3 and 14 to 15, `lgkmcnt` in bits 8 to 13. 255 means that nothing
+/// waits for a count.
 fn wait_of(instruction: &Instruction) -> Option<Wait> {
     let none = Wait { loads: u8::MAX, local: u8::MAX, stores: u8::MAX };
     let bits = instruction.immediate();

@@ -10,12 +10,12 @@ use crate::card::{
 use crate::record::{Cost, ExecutedInstruction, NO_COST, Record, Track};
 use crate::step::{Arithmetic, IssueKind, KINDS, REGISTERS, TimedInstruction, Wait};
 
-/// What is behind the unit's first cache, as its share of the card.
+/// What is behind the unit's first cache: its share of the card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Behind {
-    /// Of the lines that L0 does not have: the shares that L1, L2 and memory serve.
+    /// The shares that L1, L2 and memory serve of the lines that miss in L0.
     pub shares: [f64; 3],
-    /// Lines of memory written for each line that is stored.
+    /// Lines written to memory per line stored.
     pub written: f64,
     pub l2_bytes_per_cycle: f64,
     pub memory_bytes_per_cycle: f64,
@@ -26,19 +26,19 @@ pub(crate) struct Behind {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Work {
     pub cycles: f64,
-    /// Of both SIMDs.
+    /// The sum over both SIMDs.
     pub vector: f64,
     pub scalar: f64,
     pub local: f64,
     pub vector_memory: f64,
     pub l2: f64,
     pub memory: f64,
-    /// Cycles of waves: all, and those for which one waited for loads from memory, for LDS and scalar loads, for the others.
+    /// Cycles of all waves, and those spent waiting: for loads from memory, for LDS and scalar loads, for other waves.
     pub waves: f64,
     pub waited: [f64; 3],
 }
 
-/// A path on which one thing goes after the other, in fractions of cycles.
+/// A path that takes one thing after the other, in fractions of cycles.
 #[derive(Clone, Copy, Default)]
 struct Path {
     free: f64,
@@ -46,20 +46,20 @@ struct Path {
 }
 
 impl Path {
-    /// Takes the path from `from` on, as soon as it is free, and says when it is through.
+    /// Occupies the path as soon as it is free, at `from` or later. Returns the time at which it is done.
     fn take(&mut self, from: f64, cycles: f64) -> f64 {
         self.free = self.free.max(from) + cycles;
         self.busy += cycles;
         self.free
     }
 
-    /// Whether so much waits already that nothing more is taken.
+    /// Whether so much is waiting that the path accepts nothing more.
     fn is_full(&self, now: u64) -> bool {
         self.free > now as f64 + QUEUE
     }
 }
 
-/// Cycles of work that may wait in front of LDS or of the path to L0. Inferred: the hardware's queues are not documented.
+/// Cycles of work that may wait in front of LDS or the path to L0. Inferred: the hardware's queues are not documented.
 const QUEUE: f64 = 64.0;
 
 struct Wave<'a> {
@@ -84,7 +84,7 @@ impl Wave<'_> {
     }
 }
 
-/// Removes what came first until no more than that many are under way; when that is so.
+/// Removes the oldest entries until at most `most` are outstanding. Returns the time at which the last of them is done.
 fn settled(queue: &mut VecDeque<u64>, most: u8) -> u64 {
     let mut at = 0;
     while queue.len() > usize::from(most) {
@@ -93,7 +93,7 @@ fn settled(queue: &mut VecDeque<u64>, most: u8) -> u64 {
     at
 }
 
-/// Results arrive in the order in which they were asked for.
+/// Results arrive in the order of the requests.
 fn push_in_order(queue: &mut VecDeque<u64>, at: u64) {
     queue.push_back(at.max(queue.back().copied().unwrap_or(0)));
 }
@@ -115,7 +115,7 @@ pub(crate) struct ComputeUnit<'a> {
 }
 
 impl<'a> ComputeUnit<'a> {
-    /// Runs workgroups, by their places in the record, that many at a time.
+    /// Runs workgroups, by their positions in the record, that many at a time.
     pub(crate) fn run(record: &'a Record, groups: &[usize], resident: usize, behind: Behind) -> Work {
         let mut unit = ComputeUnit {
             record,
@@ -177,7 +177,7 @@ impl<'a> ComputeUnit<'a> {
         }
     }
 
-    /// Issues what can be issued now, and goes on to where something can.
+    /// Issues what can be issued now, and advances to the next cycle in which something can.
     fn cycle(&mut self, left: &mut [usize], waiting: &mut impl Iterator<Item = (usize, &'a usize)>)
     where
         Self: 'a,
@@ -244,7 +244,7 @@ impl<'a> ComputeUnit<'a> {
             (IssueKind::Local | IssueKind::VectorMemory, Some(Cost::Local(cycles))) => {
                 Some(self.local.take(now as f64, f64::from(*cycles)) as u64 + LOCAL_LATENCY)
             }
-            // Exchanges between lanes go through LDS's path.
+            // Exchanges between lanes use LDS's path.
             (IssueKind::Local, _) => Some(self.local.take(now as f64, 2.0) as u64 + LOCAL_LATENCY),
             (IssueKind::VectorMemory, Some(Cost::Vector { words, lines, writes })) => {
                 let lines = &self.record.lines[lines.start as usize..lines.end as usize];
@@ -280,7 +280,7 @@ impl<'a> ComputeUnit<'a> {
         }
     }
 
-    /// When the wave's next instruction can be issued, as far as the wave itself decides.
+    /// Computes when the wave's next instruction can issue, as far as the wave itself decides.
     fn prepare(&mut self, index: usize) {
         let wave = &mut self.waves[index];
         let Some(event) = wave.event() else { return };
@@ -302,7 +302,7 @@ impl<'a> ComputeUnit<'a> {
 
     fn load(&mut self, words: u32, lines: &[u64], salt: u64) -> u64 {
         let now = self.now as f64;
-        // One look-up of a line a cycle.
+        // One look-up of a line per cycle.
         let through = self.vector_memory.take(now, vector_memory_cycles(words).max(lines.len() as f64));
         let mut arrival = through + L0_LATENCY as f64;
         for &line in lines {
@@ -330,7 +330,7 @@ impl<'a> ComputeUnit<'a> {
         (at.max(through).max(written) + L2_LATENCY as f64) as u64
     }
 
-    /// Which level serves a line that L0 does not have: each in turn, by its share.
+    /// Which level serves a line that misses in L0: each in turn, by its share.
     fn serve(&mut self) -> usize {
         for (credit, share) in self.credit.iter_mut().zip(self.behind.shares) {
             *credit += share;
@@ -340,7 +340,7 @@ impl<'a> ComputeUnit<'a> {
         level
     }
 
-    /// Takes waves that have ended away; a workgroup without waves makes room for the next.
+    /// Removes waves that have ended. A workgroup without waves makes room for the next.
     fn retire(&mut self, left: &mut [usize], waiting: &mut impl Iterator<Item = (usize, &'a usize)>)
     where
         Self: 'a,
@@ -363,7 +363,7 @@ impl<'a> ComputeUnit<'a> {
         }
     }
 
-    /// Lets waves go on whose workgroup has all arrived at a barrier; those that have ended hold nobody up.
+    /// Releases the waves of workgroups that have all arrived at a barrier. Ended waves hold nobody up.
     fn release(&mut self, left: &[usize]) {
         for (slot, &left) in left.iter().enumerate() {
             let arrived = self.waves.iter().filter(|wave| wave.slot == slot && wave.at_barrier).count();
@@ -373,7 +373,7 @@ impl<'a> ComputeUnit<'a> {
             for index in 0..self.waves.len() {
                 let wave = &mut self.waves[index];
                 if wave.slot == slot {
-                    // Since it came there, `ready` has been its next cycle.
+                    // `ready` has been its next cycle since it arrived.
                     self.work.waited[2] += (self.now + 1 - wave.ready) as f64;
                     (wave.at_barrier, wave.ready) = (false, self.now + 1);
                     self.prepare(index);

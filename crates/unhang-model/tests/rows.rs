@@ -1,5 +1,6 @@
-//! Predictions against what others measured on RDNA1 cards. Each row says how far the model may be off; `--nocapture` prints how far
-//! it is. Rows that the model's figures were taken from are marked as such: they show that it is consistent, not that it is right.
+//! Compares predictions with what others measured on RDNA1 cards. Each row says how far the model may be off;
+//! `--nocapture` prints how far it is. Rows that the model's figures were taken from are marked: they show that the
+//! model is consistent, not that it is right.
 
 use unhang_emulator::{Dispatch, Machine, Mode, Object};
 use unhang_model::{Bound, Card, Prediction, Sample};
@@ -11,9 +12,9 @@ struct Launch {
     kernel: &'static str,
     workgroups: u64,
     threads: u32,
-    /// Bytes of the buffers that come first.
+    /// Bytes of the buffers, which come first.
     buffers: Vec<usize>,
-    /// Numbers that follow them.
+    /// The numbers that follow them.
     numbers: Vec<u32>,
 }
 
@@ -26,13 +27,7 @@ fn predict(launch: &Launch, card: &Card) -> Prediction {
         .flat_map(|address| address.to_le_bytes())
         .chain(launch.numbers.iter().flat_map(|number| number.to_le_bytes()))
         .collect();
-    let dispatch = Dispatch {
-        kernel: launch.kernel,
-        workgroups: [launch.workgroups as u32, 1, 1],
-        workgroup_size: [launch.threads, 1, 1],
-        arguments: &arguments,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new(launch.kernel, [launch.workgroups as u32, 1, 1], [launch.threads, 1, 1], &arguments);
     Sample::take(&mut machine, object, &dispatch).unwrap().predict(card)
 }
 
@@ -63,7 +58,7 @@ fn laptop() -> Card {
 
 #[test]
 fn matrix_products_in_small_tiles_take_what_they_took_on_an_rx_5600m() {
-    // vkml's docs/M3_ROADMAP.md: gemm_reg, 2 x 2 sums a thread, tiles by rows and columns; milliseconds.
+    // vkml's docs/M3_ROADMAP.md: gemm_reg, 2 x 2 sums per thread, tiles by rows and columns; milliseconds.
     for (rows, columns, size, measured) in
         [(32, 32, 1024, 0.8975), (32, 32, 2048, 6.7006), (64, 32, 1024, 1.0634), (64, 64, 1024, 1.5236)]
     {
@@ -94,8 +89,9 @@ fn what_memory_bounds_takes_what_it_took_on_an_rx_5600m() {
 #[test]
 fn register_tiles_are_predicted_no_slower_than_they_were_on_a_bc_250() {
     let card = Card::named("BC-250").unwrap();
-    // OPENCL-PERF.md of pytorch-dlprim-gfx1013: R x R sums from LDS; TFLOP/s. How its loop is written is not known, and it ran in
-    // waves of 64: ours is the best that such a tile could reach, and says nothing about the model beyond that.
+    // OPENCL-PERF.md of pytorch-dlprim-gfx1013: R x R sums from LDS; TFLOP/s. We do not know how its loop is written,
+    // and it ran in waves of 64. Ours is the best that such a tile could reach, and says nothing about the model beyond
+    // that.
     for (kernel, r, measured) in
         [("register_tile_5", 5, 3.9), ("register_tile_7", 7, 4.6), ("register_tile_10", 10, 5.6)]
     {
@@ -126,7 +122,7 @@ fn plain_arithmetic_is_bound_by_the_vector_units_and_lds_by_its_path() {
         assert_eq!(found.bound, Bound::Vector, "{found:?}");
         held_against(kernel, found.operations / found.seconds / 1e12, measured, 1.25);
     }
-    // 4.90 TB/s: the figure for LDS was taken from this row.
+    // 4.90 TB/s. The model's figure for LDS was taken from this row.
     let found = predict(&launch("local_quads", 64), card);
     assert_eq!(found.bound, Bound::Local, "{found:?}");
     held_against("local_quads, TB/s", 4000.0 * 256.0 * 64.0 * 8.0 * 16.0 / found.seconds / 1e12, 4.90, 1.15);

@@ -1,6 +1,7 @@
 //! The proof of a package's kernels: every function of every object computes problems of the suite on the emulated chip that
-//! it was compiled for, with hazard checks, from the very bytes that are packed, without a compiler, and is compared with the
-//! reference in f64. What was proven is kept in a ledger, so that the next build proves only what changed.
+//! it was compiled for, with hazard checks. Each runs from the very bytes that are packed, without a compiler, and is
+//! compared with the reference in f64. What was proven is kept in a ledger, so that the next build proves only what
+//! changed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, OpenOptions};

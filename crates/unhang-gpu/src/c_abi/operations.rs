@@ -1,5 +1,5 @@
-//! Everything except 2-d convolutions, for the same callers: poolings, batch normalisations and 3-d convolutions,
-//! described in JSON.
+//! Everything except 2-d convolutions, for the same callers: poolings, batch normalisations, reductions and 3-d
+//! convolutions, described in JSON.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -8,10 +8,11 @@ use serde::Deserialize;
 use unhang_conv::{DataType, Planes, Volume};
 
 use super::{read, report};
-use crate::normalization::{self, Activation, LoadedLaunches, Normalization};
-use crate::pooling::{self, IndexType, LoadedLaunch, Pooling, PoolingKind};
+use crate::normalization::{self, Activation, Normalization};
+use crate::pooling::{self, IndexType, Pooling, PoolingKind};
+use crate::reduction::{self, AXES, Axis, ReductionKind};
 use crate::strided::{LoadedMove, Move};
-use crate::{DevicePointers, GpuEngine, GpuError, Prepared};
+use crate::{DevicePointers, GpuEngine, GpuError, Launches, LoadedLaunches, Prepared};
 
 /// What is asked for.
 #[derive(Debug, Deserialize)]
@@ -19,6 +20,7 @@ use crate::{DevicePointers, GpuEngine, GpuError, Prepared};
 enum Asked {
     Pooling(PoolingAsked),
     Normalization(NormalizationAsked),
+    Reduction(ReductionAsked),
     /// By its key.
     Volume(String),
 }
@@ -98,17 +100,49 @@ impl NormalizationAsked {
     }
 }
 
+#[derive(Debug, Deserialize)]
+struct ReductionAsked {
+    kind: String,
+    data_type: String,
+    /// Size, and strides in x and the result.
+    kept: Vec<[usize; 3]>,
+    reduced: Vec<[usize; 3]>,
+}
+
+impl ReductionAsked {
+    fn task(&self) -> Result<reduction::Task, String> {
+        let names = ["sum", "product", "least", "largest", "furthest", "mean", "norm1", "norm2"];
+        let number = names.iter().position(|name| *name == self.kind);
+        let data_type = type_of(&self.data_type)?;
+        let [kept, reduced] = [&self.kept, &self.reduced]
+            .map(|axes| axes.iter().map(|&[size, x, y]| Axis { size, x, y }).collect::<Vec<_>>());
+        if kept.len() + reduced.len() > AXES {
+            return Err(format!("{} axes, of {AXES} at most", kept.len() + reduced.len()));
+        }
+        let none = [Axis { size: 1, x: 0, y: 0 }; AXES];
+        let task = reduction::Task {
+            kind: ReductionKind::ALL[number.ok_or_else(|| format!("no reduction is called {}", self.kind))?],
+            propagates: true,
+            data_type,
+            result_type: data_type,
+            in_double: false,
+            kept: none,
+            reduced: none,
+            factors: [1.0, 0.0],
+        };
+        Ok(task.with_axes(&kept, &reduced))
+    }
+}
+
 fn type_of(name: &str) -> Result<DataType, String> {
     DataType::ALL.into_iter().find(|it| it.to_string() == name).ok_or_else(|| format!("no type is called {name}"))
 }
 
-/// An operation that is loaded.
+/// An operation that is loaded, and how many addresses it takes.
 pub enum Loaded {
-    /// Addresses: what is read, the result, indices.
-    Pooling(LoadedLaunch),
-    /// Addresses: x, y, the gradient of y, scale, bias, mean, variance or inverse deviation, running mean, running variance, the
-    /// gradients of scale and bias, workspace.
-    Normalization(LoadedLaunches),
+    /// A pooling's: what is read, the result, indices. A batch normalisation's: those of [`normalization::Buffers`],
+    /// workspace. A reduction's: x, the result, indices, workspace.
+    Launches(LoadedLaunches, usize),
     /// Addresses: first, second, result, workspace.
     Volume(LoadedVolume),
 }
@@ -213,24 +247,22 @@ pub unsafe extern "C" fn unhang_gpu_operation(
     let result = (|| {
         // SAFETY: the caller's promise.
         let (engine, text) = unsafe { (&*engine, read(text)?) };
-        let too_many = || "more than 2^31 elements".to_owned();
+        let units = engine.driver().description().model.compute_units;
+        let load = |launches: Option<Launches>, addresses: usize| {
+            let launches = launches.ok_or_else(|| "more than 2^31 elements".to_owned())?;
+            let bytes = launches.workspace_bytes();
+            Ok::<_, String>((Loaded::Launches(engine.load_launches(launches, 0).map_err(words)?, addresses), bytes))
+        };
         Ok(match serde_json::from_str(text).map_err(|error| error.to_string())? {
-            Asked::Pooling(asked) => {
-                let launch = pooling::Launch::new(&asked.task()?).ok_or_else(too_many)?;
-                (Loaded::Pooling(engine.load_pooling(launch, 0).map_err(words)?), 0)
-            }
-            Asked::Normalization(asked) => {
-                let units = engine.driver().description().model.compute_units;
-                let launches = normalization::Launches::new(&asked.task()?, true, units).ok_or_else(too_many)?;
-                let bytes = launches.workspace_bytes();
-                (Loaded::Normalization(engine.load_normalization(launches, 0).map_err(words)?), bytes)
-            }
             Asked::Volume(key) => {
                 let volume =
                     LoadedVolume::new(engine, &key.parse().map_err(|error: unhang_conv::KeyError| error.to_string())?)?;
                 let bytes = volume.workspace_bytes();
                 (Loaded::Volume(volume), bytes)
             }
+            Asked::Normalization(asked) => load(asked.task()?.launches(true, units), 13)?,
+            Asked::Reduction(asked) => load(asked.task()?.launches(true, units), 4)?,
+            Asked::Pooling(asked) => load(asked.task()?.launches(), 3)?,
         })
     })();
     report(result).map_or(std::ptr::null(), |(loaded, bytes)| {
@@ -255,41 +287,8 @@ pub unsafe extern "C" fn unhang_gpu_run_operation(
     let launched = unsafe {
         let engine = &*engine;
         match &*loaded {
-            Loaded::Pooling(launch) => {
-                let [from, to, indices] = *addresses.cast::<[u64; 3]>();
-                engine.launch_pooling(launch, &pooling::Buffers { from, to, indices }, stream)
-            }
-            Loaded::Normalization(launches) => {
-                let [
-                    x,
-                    y,
-                    z,
-                    scale,
-                    bias,
-                    mean,
-                    variance,
-                    running_mean,
-                    running_variance,
-                    of_scale,
-                    of_bias,
-                    workspace,
-                ] = *addresses.cast::<[u64; 12]>();
-                let at = normalization::Buffers {
-                    x,
-                    y,
-                    z,
-                    addend: 0,
-                    scale,
-                    bias,
-                    mean,
-                    variance,
-                    running_mean,
-                    running_variance,
-                    scale_gradient: of_scale,
-                    bias_gradient: of_bias,
-                    workspace,
-                };
-                engine.launch_normalization(launches, &at, stream)
+            Loaded::Launches(launches, count) => {
+                engine.launch_all(launches, std::slice::from_raw_parts(addresses, *count), stream)
             }
             Loaded::Volume(volume) => volume.launch(engine, *addresses.cast::<[u64; 4]>(), stream),
         }

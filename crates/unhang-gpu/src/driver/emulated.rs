@@ -187,13 +187,7 @@ impl Driver for Emulated {
             return Err(miscounted(entry, sizes.len(), arguments.len()));
         }
         let bytes = pack_arguments(&state.machine, *object, entry, &given)?;
-        let dispatch = Dispatch {
-            kernel: entry,
-            workgroups: grid,
-            workgroup_size: [block, 1, 1],
-            arguments: &bytes,
-            dynamic_local: 0,
-        };
+        let dispatch = Dispatch::new(entry, grid, [block, 1, 1], &bytes);
         let counts = state.machine.run_in(*object, &dispatch).map_err(|fault| failed("launch", &fault))?;
         state.counts += counts;
         Ok(())

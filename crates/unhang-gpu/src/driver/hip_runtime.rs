@@ -21,7 +21,7 @@ function_table! {
     }
 }
 
-/// HIP's note of this thread's last error. From HIP 7 it stays until it is read, and torch, which reads it after every
+/// HIP's note of this thread's last error. From HIP 7 it stays until it is read. Torch, which reads it after every
 /// launch, would take an error of ours for its own.
 #[derive(Debug)]
 pub(super) struct LastError(Functions);

@@ -44,8 +44,8 @@ unsafe extern "C" fn look_at(library: *mut libc::dl_phdr_info, _size: usize, sea
     };
     for note in headers.iter().filter(|it| it.p_type == libc::PT_NOTE && is_loaded(it)) {
         let address = (library.dlpi_addr + note.p_vaddr) as *const u8;
-        // SAFETY: a part of a segment that the loader has mapped, readable as all of its notes are, and this library is
-        // not unloaded while the loader holds its lock for us.
+        // SAFETY: a part of a segment that the loader has mapped, readable as all of its notes are. This library is not
+        // unloaded while the loader holds its lock for us.
         let bytes = unsafe { slice::from_raw_parts(address, note.p_memsz as usize) };
         if let Some(id) = build_id(bytes) {
             search.id = Some(id.iter().map(|byte| format!("{byte:02x}")).collect());

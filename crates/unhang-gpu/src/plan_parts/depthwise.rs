@@ -215,8 +215,8 @@ impl Quads<'_> {
     }
 
     /// An error where a strip that reads that many rows needs too many registers. gfx1010's compiler has all reads of a strip under way at
-    /// once, as they lie in memory, beside sums and taps; more would cost it waves. Those of a filter's gradient it has one after the
-    /// other, in a loop.
+    /// once, as they lie in memory, beside sums and taps. More would cost it waves. Those of a filter's gradient it has
+    /// one after the other, in a loop.
     fn fits_registers(&self, rows: usize) -> Result<(), String> {
         let (p, width, strip) = (&self.geometry.problem, self.width, self.strip);
         let channels_last = self.geometry.channels_last();

@@ -4,6 +4,18 @@ use super::*;
 
 /// The most taps that the other depthwise kernels unroll: registers are set aside for each.
 pub(crate) const LARGE_TAPS: usize = 49;
+/// The most taps of a window with a stride, which the kernels of this module do not compute.
+const LARGE_STRIDED_TAPS: usize = 121;
+/// The most columns of such a window: a row of its taps is unrolled.
+const MOST_COLUMNS: usize = 11;
+
+/// The most taps that `depthwise.cu` unrolls for a strip. Where the strip is no longer than the stride, forward and
+/// backward-data use a tap seldom: it is read where it is used, and only a row of taps is unrolled.
+pub(crate) fn unrolled_taps(p: &Problem, strip: u32) -> usize {
+    let is_apart = p.direction() != Direction::BackwardWeights && p.stride()[0] > 1;
+    let is_narrow = p.kernel()[1] <= MOST_COLUMNS;
+    if is_apart && is_narrow && strip as usize <= p.stride()[0] { LARGE_STRIDED_TAPS } else { LARGE_TAPS }
+}
 
 /// Rows and columns of a tile, and the planes that a workgroup has: small results share one.
 fn tile_of(result: [usize; 2]) -> [usize; 3] {

@@ -125,8 +125,8 @@ impl WeightsReads {
     }
 }
 
-/// Up to that many planes of a filter's gradient are added up by one thread for each row and channel, if there are enough of
-/// these to fill a device.
+/// Up to that many planes of a filter's gradient are added up by one thread for each row and channel. These must be
+/// enough to fill a device.
 const FEW_PLANES: u32 = 16;
 pub(super) const MANY_FILTERS: usize = 1 << 14;
 

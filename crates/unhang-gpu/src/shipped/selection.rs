@@ -26,7 +26,8 @@ pub fn kernels() -> Vec<Kernel> {
 }
 
 /// A problem of each kind that general kernels tell apart: type, layout, direction; few channels and many, in quads and not;
-/// planes in quads and not; 1×1, dense and strided, and larger windows; and the windows of depthwise layers, which are unrolled.
+/// planes in quads and not. Also 1×1, dense and strided, and larger windows, and the windows of depthwise layers, which
+/// are unrolled.
 pub fn kinds() -> Vec<Problem> {
     let base = Specification { batch: 1, in_size: [8, 8], padding: [1, 1], kernel: [3, 3], ..Specification::default() };
     let mut shapes = Vec::new();

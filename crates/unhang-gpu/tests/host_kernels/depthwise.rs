@@ -41,6 +41,39 @@ fn depthwise_kernels_are_right() {
 }
 
 #[test]
+fn large_windows_with_a_stride_are_unrolled_in_short_strips() {
+    let Some(engine) = engine() else { return };
+    for (turn, (layout, size, stride, dilation)) in
+        [(Layout::Nchw, 9, 2, 1), (Layout::Nhwc, 11, 2, 1), (Layout::Nchw, 8, 3, 1), (Layout::Nhwc, 9, 2, 2)]
+            .into_iter()
+            .enumerate()
+    {
+        for direction in [Direction::Forward, Direction::BackwardData] {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 5,
+                out_channels: 10,
+                groups: 5,
+                in_size: [21, 20],
+                kernel: [size, size],
+                stride: [stride, stride],
+                dilation: [dilation, dilation],
+                padding: [size / 2, 1],
+                layout,
+                direction,
+                ..Specification::default()
+            });
+            let least = if direction == Direction::Forward { 1 } else { stride };
+            for strip in [least, stride] {
+                check_choice(&engine, &problem, Choice::Depthwise { strip: strip as u32, splits: 1 }, turn as u64 + 1);
+            }
+            let long = Choice::Depthwise { strip: 2 * stride as u32, splits: 1 };
+            assert!(LaunchPlan::new(&problem, &long).is_err(), "a strip that shares taps");
+        }
+    }
+}
+
+#[test]
 fn depthwise_kernels_in_vectors_are_right() {
     let Some(engine) = engine() else { return };
     for (turn, (layout, size, kernel, stride, dilation, data_type)) in [

@@ -14,6 +14,9 @@ mod pooling;
 #[path = "../poolings/mod.rs"]
 mod poolings;
 mod products;
+mod reduction;
+#[path = "../reductions/mod.rs"]
+mod reductions;
 mod serving;
 mod winograd;
 

@@ -29,7 +29,7 @@ impl Memory for Host {
 #[test]
 fn random_normalisations_are_right() {
     let Some(engine) = engine() else { return };
-    let mut counts = [0; 2];
+    let (mut counts, mut in_quads) = ([0; 2], [0; 3]);
     for data_type in DataType::ALL {
         for operation in OPERATIONS {
             for seed in 0..140 {
@@ -39,9 +39,13 @@ fn random_normalisations_are_right() {
                     panic!("{wrong} in {case:?}");
                 }
                 counts[usize::from(case.is_divided())] += 1;
+                let kinds =
+                    [case.is_in_quads(true), case.is_in_quads(true) && case.is_divided(), case.is_in_quads(false)];
+                in_quads.iter_mut().zip(kinds).for_each(|(count, is)| *count += usize::from(is));
             }
         }
     }
     println!("{} on one workgroup a unit, {} divided", counts[0], counts[1]);
     assert!(counts[0] > 2000 && counts[1] > 40, "{counts:?}");
+    assert!(in_quads[0] > 100 && in_quads[1] > 5 && in_quads[2] > 100, "aligned, divided, not aligned: {in_quads:?}");
 }

@@ -3,9 +3,7 @@
 use unhang_conv::DataType;
 use unhang_engine::tolerance::Tolerance;
 use unhang_gpu::GpuEngine;
-use unhang_gpu::normalization::{
-    Activation, ActivationKind, Affine, Buffers, Launches, Normalization, Operation, Strides, Task,
-};
+use unhang_gpu::normalization::{Activation, ActivationKind, Affine, Buffers, Normalization, Operation, Strides, Task};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
@@ -18,6 +16,8 @@ pub(crate) struct Case {
     pub saves: bool,
     pub has_addend: bool,
     pub has_statistics: bool,
+    /// Which of x, y and z begins at an odd element, so that no four of them are aligned; none if it is 3.
+    pub shifted: usize,
     pub seed: u64,
 }
 
@@ -36,6 +36,13 @@ fn strides(sizes: &Normalization, random: &mut Random) -> Strides {
     }
 }
 
+/// A tensor whose pixels lie in fours, with and without gaps of four.
+fn strides_in_quads(sizes: &Normalization, random: &mut Random) -> Strides {
+    let gap = random.below(2) * 4;
+    let channel = sizes.pixels + gap;
+    Strides { image: channel * sizes.channels + gap, channel, pixel: 1 }
+}
+
 pub(crate) const OPERATIONS: [Operation; 4] =
     [Operation::Train, Operation::Apply, Operation::Backward, Operation::BackwardAnew];
 
@@ -43,12 +50,17 @@ impl Case {
     pub(crate) fn random(seed: u64, data_type: DataType, operation: Operation, most_pixels: usize) -> Case {
         let mut random = Random(seed);
         let is_large = random.below(8) == 0;
-        let sizes = Normalization {
+        let mut sizes = Normalization {
             batch: 1 + random.below(6),
             channels: 1 + if is_large { random.below(3) } else { random.below(40) },
             pixels: 1 + if is_large { most_pixels + random.below(most_pixels) } else { random.below(40) },
             per_activation: random.below(3) == 0,
         };
+        let in_quads = random.below(3) == 0;
+        if in_quads {
+            sizes.pixels = sizes.pixels.next_multiple_of(4);
+        }
+        let strides = if in_quads { strides_in_quads } else { strides };
         let x = strides(&sizes, &mut random);
         let in_place = random.below(4) == 0;
         let y = if in_place { x } else { strides(&sizes, &mut random) };
@@ -86,13 +98,23 @@ impl Case {
             saves: flag(&mut random),
             has_addend: flag(&mut random),
             has_statistics: flag(&mut random),
+            shifted: [3, 3, 0, 1, 2][random.below(5)],
             seed,
         }
     }
 
     /// Whether several workgroups share its units.
     pub(crate) fn is_divided(&self) -> bool {
-        Launches::new(&self.task, self.in_chunks, 36).is_some_and(|launches| launches.workspace_bytes() > 0)
+        self.task.launches(self.in_chunks, 36).is_some_and(|launches| launches.workspace_bytes() > 0)
+    }
+
+    /// Whether its pixels lie in fours, and all of them are aligned or, where asked, some are not.
+    pub(crate) fn is_in_quads(&self, aligned: bool) -> bool {
+        let lie = |it: Strides| it.pixel == 1 && it.channel.is_multiple_of(4) && it.image.is_multiple_of(4);
+        let task = &self.task;
+        let fits = task.data_type != DataType::F64 && !task.sizes.per_activation;
+        let in_quads = fits && task.sizes.pixels.is_multiple_of(4) && [task.x, task.y, task.z].into_iter().all(lie);
+        in_quads && (self.shifted == 3) == aligned
     }
 
     fn place(&self, strides: Strides, at: usize) -> usize {
@@ -141,9 +163,13 @@ impl Case {
         let backward = matches!(task.operation, Operation::Backward | Operation::BackwardAnew);
         let has_z = backward || self.has_addend;
         let mut buffers = Buffers::default();
-        buffers.x = memory.put(&x_bytes);
-        buffers.y = if self.in_place { buffers.x } else { memory.put(&y_bytes) };
-        buffers.z = if has_z { memory.put(&spread(&z, task.data_type, &in_tensor(task.z))) } else { 0 };
+        let mut put_tensor = |which: usize, bytes: &[u8]| {
+            let shift = if self.shifted == which { task.data_type.size() } else { 0 };
+            memory.put(&[&vec![0xff; shift], bytes].concat()) + shift as u64
+        };
+        buffers.x = put_tensor(0, &x_bytes);
+        buffers.y = if self.in_place { buffers.x } else { put_tensor(1, &y_bytes) };
+        buffers.z = if has_z { put_tensor(2, &spread(&z, task.data_type, &in_tensor(task.z))) } else { 0 };
         let mut put = |values: &[f64], data_type| memory.put(&spread(values, data_type, &in_parameters));
         let normalizes = task.operation != Operation::Apply || self.has_statistics;
         let given =
@@ -163,12 +189,14 @@ impl Case {
         if backward {
             (buffers.scale_gradient, buffers.bias_gradient) = (put(&mean, scale_type), put(&mean, bias_type));
         }
-        let launches = Launches::new(task, self.in_chunks, 36).ok_or("no launches")?;
-        buffers.workspace = memory.put(&vec![0xff; launches.workspace_bytes() as usize + 64]);
-        let loaded = engine.load_normalization(launches.clone(), 0).map_err(|error| error.to_string())?;
+        let launches = task.launches(self.in_chunks, 36).ok_or("no launches")?;
+        let workspace_bytes = launches.workspace_bytes();
+        let workspace = memory.put(&vec![0xff; workspace_bytes as usize + 64]);
+        let addresses = [&buffers.addresses()[..], &[workspace]].concat();
+        let loaded = engine.load_launches(launches, 0).map_err(|error| error.to_string())?;
         // SAFETY: memory as the task says, alive until the results were read.
-        unsafe { engine.launch_normalization(&loaded, &buffers, 0) }.map_err(|error| error.to_string())?;
-        let guard = memory.get(buffers.workspace + launches.workspace_bytes(), 64);
+        unsafe { engine.launch_all(&loaded, &addresses, 0) }.map_err(|error| error.to_string())?;
+        let guard = memory.get(workspace + workspace_bytes, 64);
         if guard.iter().any(|&byte| byte != 0xff) {
             return Err("something was written behind the workspace".into());
         }

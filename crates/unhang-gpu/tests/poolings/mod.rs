@@ -3,7 +3,7 @@
 use unhang_conv::DataType;
 use unhang_engine::tolerance::Tolerance;
 use unhang_gpu::GpuEngine;
-use unhang_gpu::pooling::{Buffers, IndexType, Launch, Pooling, PoolingKind, Task};
+use unhang_gpu::pooling::{Buffers, IndexType, Pooling, PoolingKind, Task};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
@@ -126,10 +126,10 @@ impl Case {
             to: memory.put(&kept),
             indices: if self.keeps_indices { memory.put(&index_bytes) } else { 0 },
         };
-        let launch = Launch::new(task).ok_or("no launch")?;
-        let loaded = engine.load_pooling(launch, 0).map_err(|error| error.to_string())?;
+        let launches = task.launches().ok_or("no launches")?;
+        let loaded = engine.load_launches(launches, 0).map_err(|error| error.to_string())?;
         // SAFETY: memory as the task says, alive until the results were read.
-        unsafe { engine.launch_pooling(&loaded, &buffers, 0) }.map_err(|error| error.to_string())?;
+        unsafe { engine.launch_all(&loaded, &buffers.addresses(), 0) }.map_err(|error| error.to_string())?;
 
         let found = memory.get(buffers.to, kept.len());
         let largest = right.iter().filter(|it| it.is_finite()).fold(3.0f64, |most, it| most.max(it.abs()));

@@ -2,9 +2,9 @@
 
     python3 bypass.py LIBRARY DRIVER [--wrong] [--only TEXT]
 
-Each row is one run of MIOpenDriver in all three directions, compared with its reference on the CPU (its reference on the GPU is
-MIOpen again, that is: us). `--wrong` makes every result wrong on purpose; then no direction may verify. The last line says how many
-did of how many; what unhang did not compute, or not by our kernels, does not count as verified.
+Each row is one run of MIOpenDriver in all three directions, compared with its reference on the CPU. (Its reference on
+the GPU is MIOpen again, that is: us.) `--wrong` makes every result wrong on purpose; then no direction may verify. The
+last line says how many did of how many; what unhang did not compute, or not by our kernels, does not count as verified.
 """
 
 import re

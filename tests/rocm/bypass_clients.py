@@ -3,9 +3,10 @@
     python3 bypass_clients.py LIBRARY AUDIT
 
 The client is that of the library's own tests (crates/unhang-miopen/tests/stand_in/client.c), compiled here against the HIP and the MIOpen
-that are installed: linked with a DT_RPATH like torch, by dlsym like XLA, and with solutions alone (immediate mode) like JAX; each with LIBRARY
-(libunhang_miopen.so) preloaded, and with the loader audited (AUDIT, libunhang_miopen_audit.so). It compares every result with its own sums.
-With results made wrong on purpose each has to fail.
+that are installed: linked with a DT_RPATH like torch, by dlsym like XLA, and with solutions alone (immediate mode) like
+JAX. Each runs with LIBRARY (libunhang_miopen.so) preloaded, and with the loader audited (AUDIT,
+libunhang_miopen_audit.so). It compares every result with its own sums. With results made wrong on purpose each has to
+fail.
 """
 
 import glob

@@ -1,7 +1,7 @@
-"""Compiles the kernels of ``kernels.py`` for a chip without a GPU, with buffer operations and without.
+"""Compiles the kernels of ``kernels.py`` for a chip without a GPU, with and without buffer operations.
 
-Run by the Python that has Triton: ``python compile.py FOLDER``. Writes KERNEL.SETTING.hsaco, where SETTING is ``default`` or
-``no-buffers`` (AMDGCN_USE_BUFFER_OPS=0), and prints what became of each.
+Run it with the Python that has Triton: ``python compile.py FOLDER``. Writes KERNEL.SETTING.hsaco, where SETTING is
+``default`` or ``no-buffers`` (AMDGCN_USE_BUFFER_OPS=0), and prints the outcome of each.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 CHIP = "gfx1010"
 POINTER = "*fp32"
-# Arguments in order: pointers, whole numbers, floats, then what is fixed when it is compiled.
+# Arguments in order: pointers, integers, floats, then compile-time constants.
 KERNELS = {
     "add": ({"x": POINTER, "y": POINTER, "out": POINTER, "n": "i32"}, {"BLOCK": 256}),
     "total": ({"x": POINTER, "out": POINTER, "n": "i32"}, {"BLOCK": 256}),
@@ -23,19 +23,6 @@ KERNELS = {
     "attention": (
         {"q": POINTER, "k": POINTER, "v": POINTER, "out": POINTER, "keys": "i32", "scale": "fp32"},
         {"WIDTH": 32, "BLOCK": 16},
-    ),
-    # In the form in which torch's inductor writes kernels.
-    "poi_fused_add_relu": (
-        {"in_ptr0": POINTER, "in_ptr1": POINTER, "out_ptr0": POINTER, "xnumel": "i32"},
-        {"XBLOCK": 256},
-    ),
-    "per_fused_softmax": (
-        {"in_ptr0": POINTER, "out_ptr2": POINTER, "xnumel": "i32", "r0_numel": "i32"},
-        {"XBLOCK": 2, "R0_BLOCK": 128},
-    ),
-    "red_fused_mean_pow": (
-        {"in_ptr0": POINTER, "out_ptr0": POINTER, "xnumel": "i32", "r0_numel": "i32"},
-        {"XBLOCK": 4, "R0_BLOCK": 32},
     ),
     "matmul": ({"a": POINTER, "b": POINTER, "out": POINTER}, {"BLOCK": 32}),
 }
@@ -49,13 +36,13 @@ def compile_all(folder: Path, setting: str) -> None:
 
     for name, (arguments, constants) in KERNELS.items():
         signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
-        # What the launcher finds out about pointers: aligned, and of memory below 2 GiB.
+        # What the launcher knows about pointers: they are aligned, and to memory below 2 GiB.
         attributes = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
         pointers = {(place,): attributes for place, kind in enumerate(arguments.values()) if kind == POINTER}
         source = ASTSource(getattr(kernels, name), signature, constants, pointers)
         try:
             compiled = compile(source, target=GPUTarget("hip", CHIP, 32), options={"num_warps": 4})
-        except Exception as error:  # Triton raises what its passes throw; the other kernels are wanted all the same.
+        except Exception as error:  # Triton raises what its passes throw; the other kernels are still needed.
             print(f"{name} {setting}: not compiled: {type(error).__name__}: {str(error).splitlines()[-1]}")
             continue
         text, binary = compiled.asm["amdgcn"], compiled.asm["hsaco"]
@@ -67,7 +54,7 @@ def compile_all(folder: Path, setting: str) -> None:
 
 
 def main() -> None:
-    """One process for each setting: Triton reads the variable once, and its cache must not mix them."""
+    """One process per setting: Triton reads the variable once, and its cache must not mix them."""
     folder = Path(sys.argv[1]).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if len(sys.argv) > 2:

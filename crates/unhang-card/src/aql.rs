@@ -51,8 +51,8 @@ pub(crate) fn serve(queue: &Queue) {
 
 /// The runtime's description of a queue.
 fn description(queue: &Queue) -> QueueDescription {
-    // SAFETY: the runtime gave the read index within its description when it made the queue, and keeps both until the queue
-    // is destroyed, which waits for the thread that calls this.
+    // SAFETY: the runtime gave the read index within its description when it made the queue. It keeps both until the
+    // queue is destroyed, which waits for the thread that calls this.
     unsafe { QueueDescription::around(queue.place.read) }
 }
 
@@ -330,5 +330,108 @@ impl Processor {
             // There is nobody to ask: the ring holds everything.
             _ => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::kfd::abi::{MEMORY_USER, MEMORY_WRITABLE};
+    use crate::kfd::memory::{PAGE, Request};
+    use crate::kfd::queues::Control;
+    use crate::process::Process;
+    use crate::queue::QueuePlace;
+    use crate::settings::CardSettings;
+
+    /// Where the card sees the program's two pages: one with everything that the runtime makes, one of private memory.
+    const SEEN: u64 = 0x1_0000_0000;
+    /// Places in the first page.
+    const RING: usize = 0x400;
+    const SIGNAL: usize = 0x800;
+    const KERNEL: usize = 0xc00;
+    const CODE: usize = 0xd00;
+
+    #[repr(C, align(4096))]
+    struct Pages([u8; 2 * PAGE as usize]);
+
+    impl Pages {
+        fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+            self.0[at..at + N].copy_from_slice(&bytes);
+        }
+
+        /// A queue's description, a packet, a signal whose value is 0, and a kernel that stores 42 in private memory.
+        fn filled() -> &'static mut Pages {
+            let pages = Box::leak(Box::new(Pages([0; 2 * PAGE as usize])));
+            // One wave has a place of 1 KiB, in the second page.
+            pages.put(140, (1u32 | 1 << 12).to_le_bytes());
+            pages.put(160, (SEEN + PAGE).to_le_bytes());
+            pages.put(192, (SEEN + SIGNAL as u64).to_le_bytes());
+            pages.put(RING, u16::from(DISPATCH).to_le_bytes());
+            for (axis, size) in [32u32, 1, 1].into_iter().enumerate() {
+                pages.put(RING + 4 + 2 * axis, (size as u16).to_le_bytes());
+                pages.put(RING + 12 + 4 * axis, size.to_le_bytes());
+            }
+            pages.put(RING + 24, 16u32.to_le_bytes());
+            pages.put(RING + 32, (SEEN + KERNEL as u64).to_le_bytes());
+            // In waves of 32, with the buffer of private memory in s[0:3] and the wave's place in s4.
+            pages.put(KERNEL + 16, ((CODE - KERNEL) as u64).to_le_bytes());
+            pages.put(KERNEL + 52, (1u32 | 4 << 1).to_le_bytes());
+            pages.put(KERNEL + 56, (1u16 | 1 << 10).to_le_bytes());
+            // v_mov_b32 v0, 42; buffer_store_dword v0, off, s[0:3], s4; s_endpgm
+            for (number, word) in [0x7e00_02aau32, 0xe070_0000, 0x0400_0000, 0xbf81_0000].into_iter().enumerate() {
+                pages.put(CODE + 4 * number, word.to_le_bytes());
+            }
+            pages
+        }
+    }
+
+    fn process() -> &'static Process {
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures/rx5700xt-native");
+        let root = machine.canonicalize().unwrap();
+        let settings = CardSettings { root, hazards: Hazards::Fault, run: None, detailed: false, races: false };
+        Box::leak(Box::new(Process::new(std::process::id(), &settings).unwrap()))
+    }
+
+    /// Maps one of the pages for the card.
+    fn map(process: &Process, pages: &Pages, page: u64) {
+        let user = pages.0.as_ptr() as u64 + page * PAGE;
+        let flags = MEMORY_USER | MEMORY_WRITABLE;
+        let request = Request { address: SEEN + page * PAGE, size: PAGE, flags, card: 0, user };
+        let (handle, _) = process.memory.allocate(request).unwrap();
+        process.memory.map(handle, 0).unwrap();
+    }
+
+    #[test]
+    fn a_dispatch_sees_private_memory_that_was_mapped_before_its_owner_answered() {
+        let (process, pages) = (process(), Pages::filled());
+        map(process, pages, 0);
+        // The packet processor has its page table, and then the owner maps private memory and answers.
+        let table = process.memory.table(0);
+        map(process, pages, 1);
+        let base = pages.0.as_mut_ptr();
+        let word = |at: usize| base.wrapping_add(at).cast::<u64>();
+        let slot = base.wrapping_add(RING);
+        let place = QueuePlace {
+            card: 0,
+            ring: slot,
+            ring_size: PACKET,
+            read: word(128),
+            write: word(56),
+            doorbell: word(0x300),
+        };
+        let control = Arc::new(Control { stop: AtomicBool::new(false), active: AtomicBool::new(true) });
+        let queue = Queue { process, place, control, id: 1 };
+        // SAFETY: a packet of the ring, which nobody writes to.
+        let packet = Packet(unsafe { slot.cast::<[u8; PACKET as usize]>().read() });
+        let mut processor = Processor { waits_for_owner: true };
+        assert_eq!(processor.process(&queue, &table, &packet, slot), Ok(PacketStep::Done));
+        assert!(!process.is_halted(0), "no memory fault");
+        // SAFETY: the second page; the kernel has ended.
+        let stored = unsafe { std::slice::from_raw_parts(word(PAGE as usize).cast::<u32>(), 32) };
+        assert_eq!(stored, [42; 32]);
     }
 }

@@ -1,11 +1,11 @@
 //! The functions of the C library that this library replaces.
 //!
 //! Each asks whether the path or the descriptor is the card's; if not, the call goes to the system as it came. Calls with
-//! a descriptor or a plain path go there directly, so that nothing is looked up and nothing allocated in a program that
-//! is only starting; functions that return streams and the like are found behind us.
+//! a descriptor or a plain path go there directly. So nothing is looked up and nothing allocated in a program that is
+//! only starting. Functions that return streams and the like are found behind us.
 //!
 //! `open`, `ioctl` and `fcntl` take a variable argument. Here they have a third one: on the architectures that ROCm runs
-//! on it is passed where a named one would be, and what is there when none was given is not used.
+//! on it is passed where a named one would be. What is there when none was given is not used.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -54,7 +54,7 @@ macro_rules! behind {
     }};
 }
 
-// SAFETY for the whole file: every function has the contract of the C library's function of its name; what is passed on
+// SAFETY for the whole file: every function has the contract of the C library's function of its name. What is passed on
 // is what was given, except that a path may be replaced by another C string that lives until the call returns.
 
 unsafe fn open_at(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {

@@ -116,7 +116,7 @@ fn map_counters(file: &File) -> Option<&'static [AtomicU64; COUNTERS]> {
     if file.metadata().ok()?.len() < size as u64 {
         return None;
     }
-    // SAFETY: a new shared mapping of a file that is long enough; it is never unmapped, so a reference may live for
+    // SAFETY: a new shared mapping of a file that is long enough. It is never unmapped, so a reference may live for
     // ever, and page alignment is enough for the atomics. Other processes only add to the same atomics.
     unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;

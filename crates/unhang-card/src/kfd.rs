@@ -47,8 +47,8 @@ impl Arguments {
         if !self.pointer.cast::<T>().is_aligned() || !is_there(self.pointer as u64, size_of::<T>()) {
             return Err(libc::EFAULT);
         }
-        // SAFETY: the caller of `ioctl` gives a structure of the size that the request's number names; as for the kernel,
-        // it is the caller's until the call returns, and no reference outlives the call.
+        // SAFETY: the caller of `ioctl` gives a structure of the size that the request's number names. As for the
+        // kernel, it is the caller's until the call returns, and no reference outlives the call.
         Ok(unsafe { &mut *self.pointer.cast() })
     }
 }

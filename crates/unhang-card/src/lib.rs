@@ -11,8 +11,8 @@
 //! * `render` is the render node, of which management tools ask the driver's name.
 //! * `executor` hands a dispatch to the emulator and turns what stopped it into what a program gets from a real card.
 //!
-//! It must not know convolutions, torch, HIP or any particular program; it must not keep state on disk
-//! beyond the journal of the run; and whatever is not the card's goes to the system untouched.
+//! It must not know convolutions, torch, HIP or any particular program, nor keep state on disk beyond the journal of the
+//! run. Whatever is not the card's goes to the system untouched.
 
 #![deny(unsafe_code)]
 #![cfg_attr(

@@ -65,7 +65,7 @@ pub(crate) fn current() -> Option<&'static Process> {
 }
 
 impl Process {
-    fn new(id: u32, settings: &CardSettings) -> Result<Process, Errno> {
+    pub(crate) fn new(id: u32, settings: &CardSettings) -> Result<Process, Errno> {
         let cards = card::read(&settings.root);
         let memory = Memory::new(cards.iter().map(|card| card.memory).collect())?;
         Ok(Process {

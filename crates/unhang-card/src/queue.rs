@@ -41,7 +41,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn word(&self, address: *mut u64) -> &AtomicU64 {
-        // SAFETY: the addresses of `place` were aligned and mapped when the queue was made, and the runtime keeps them
+        // SAFETY: the addresses of `place` were aligned and mapped when the queue was made. The runtime keeps them
         // until the queue is destroyed, which waits for the thread that calls this.
         unsafe { AtomicU64::from_ptr(address) }
     }

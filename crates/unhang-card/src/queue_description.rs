@@ -50,8 +50,8 @@ impl QueueDescription {
     /// Private memory for the queue's waves.
     ///
     /// Its size is what the hardware goes by: `COMPUTE_TMPRING_SIZE` holds the number of waves that have a place (bits 0
-    /// to 11) and the size of a place in units of 1 KiB (bits 12 to 24). Every runtime fills it, and never with more than it
-    /// has allocated.
+    /// to 11). It also holds the size of a place in units of 1 KiB (bits 12 to 24). Every runtime fills it, and never
+    /// with more than it has allocated.
     pub(crate) fn scratch(&self) -> Scratch {
         let ring = self.word(field::TEMPORARY_RING);
         let (waves, bytes_per_wave) = (u64::from(ring & 0xfff), u64::from(ring >> 12 & 0x1fff) << 10);

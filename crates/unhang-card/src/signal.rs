@@ -31,8 +31,8 @@ impl Signal {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `at` has made sure of 64 bytes at a multiple of 8, in memory that lives as long as the page table of
-        // whoever made this; the runtime accesses it by atomics too.
+        // SAFETY: `at` has made sure of 64 bytes at a multiple of 8, in memory that lives as long as its maker's page
+        // table. The runtime accesses it by atomics too.
         unsafe { AtomicU64::from_ptr(self.host.add(offset).cast()) }
     }
 

@@ -1,5 +1,5 @@
 //! Our GPU engine on AMD's own HIP runtime: every family of kernels in every direction, through the real libamdhip64 and
-//! hiprtc, on the emulated card; native, and under a runtime that takes the card for a gfx1030.
+//! hiprtc, on the emulated card. It runs native, and under a runtime that takes the card for a gfx1030.
 //!
 //! The runtime must be started with the card preloaded, so the computing is done by this test program again, as a child.
 

@@ -1,4 +1,4 @@
-//! Which instructions of code objects the emulator does not know: `coverage FILE…`.
+//! Lists the instructions of code objects that the emulator does not know: `coverage FILE…`.
 
 use std::collections::BTreeMap;
 

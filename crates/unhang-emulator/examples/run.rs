@@ -1,7 +1,7 @@
 //! Runs one kernel of a code object: `run FILE KERNEL WORKGROUPS LANES ARGUMENT…`.
 //!
-//! An argument is `floats=N` (a buffer of this many floats, numbered 0, 1, 2, …), `int=N` or `float=X`. It is run as on
-//! gfx1010, stopping at hazards; what was executed and how the buffers begin afterwards is printed.
+//! An argument is `floats=N` (a buffer of that many floats, numbered 0, 1, 2, …), `int=N` or `float=X`. The kernel runs
+//! as on gfx1010 and stops at hazards. Prints what was executed and how the buffers begin afterwards.
 
 use std::process::ExitCode;
 
@@ -35,13 +35,7 @@ fn run(arguments: &[String]) -> Result<(), String> {
             _ => return Err(format!("{argument:?} is neither floats=N nor int=N nor float=X")),
         }
     }
-    let dispatch = Dispatch {
-        kernel,
-        workgroups: [number(workgroups)?, 1, 1],
-        workgroup_size: [number(lanes)?, 1, 1],
-        arguments: &bytes,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new(kernel, [number(workgroups)?, 1, 1], [number(lanes)?, 1, 1], &bytes);
     println!("{}", machine.run(&dispatch).map_err(|fault| fault.to_string())?);
     for (address, count) in buffers {
         let values = machine.memory.read_floats(address, count.min(8)).map_err(|fault| fault.to_string())?;

@@ -1,8 +1,8 @@
-//! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512 in waves of 32 and of 64 lanes, on one thread
-//! and then on all; the plain path first, which the fast one is compared with.
+//! Measures the emulator's speed, in processor time: a tiled matrix product of 512×512×512 in waves of 32 and of 64
+//! lanes, on one thread and then on all. The plain path comes first, for comparison with the fast one.
 //!
-//! `cargo run --release -p unhang-emulator --example speed`; words behind it (`fast hazards 1 wave32`) choose among the lines, for a
-//! profiler.
+//! `cargo run --release -p unhang-emulator --example speed`; further words (`fast hazards 1 wave32`) select lines, for
+//! a profiler.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use unhang_isa::Chip;
 
 const SIZE: usize = 512;
 
-/// Seconds that this process has run on processors so far; Linux counts them in hundredths.
+/// Seconds that this process has run on processors so far; Linux counts in hundredths.
 fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name may hold anything, so fields are counted from behind it; user and system time are the 12th and 13th.
+    // The name may contain anything, so fields are counted from its end. User and system time are the 12th and 13th.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
     (ticks(11) + ticks(12)) / 100.0
@@ -33,13 +33,7 @@ fn multiply(object: &[u8], mode: Mode, threads: usize, fast: bool) -> Counts {
     let c = machine.memory.allocate(SIZE * SIZE * 4);
     let mut arguments: Vec<u8> = [a, b, c].iter().flat_map(|address| address.to_le_bytes()).collect();
     arguments.extend([SIZE as i32; 3].iter().flat_map(|size| size.to_le_bytes()));
-    let dispatch = Dispatch {
-        kernel: "gemm",
-        workgroups: [SIZE as u32 / 16, SIZE as u32 / 16, 1],
-        workgroup_size: [256, 1, 1],
-        arguments: &arguments,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("gemm", [SIZE as u32 / 16, SIZE as u32 / 16, 1], [256, 1, 1], &arguments);
     machine.run(&dispatch).expect("it runs")
 }
 

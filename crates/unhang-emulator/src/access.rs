@@ -1,8 +1,8 @@
-//! What memory instructions do, by their names.
+//! Memory instructions, by name.
 
 use unhang_isa::{Format, Instruction};
 
-use crate::buffer_format::Typed;
+use crate::buffer_format::{Packing, Typed};
 
 /// Which memory an instruction touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,19 +11,19 @@ pub enum Space {
     Local,
     /// Global memory, by vector instructions.
     Global,
-    /// A lane's own memory. Its addresses are those in global memory.
+    /// A lane's own memory, addressed as global memory.
     Private,
     /// Global memory, by scalar loads.
     Scalar,
 }
 
-/// How a value changes what is in memory: the old value, the new one, and one to compare with.
+/// How an atomic changes memory: from the old value, the new one, and one to compare with.
 pub(crate) type Update = fn(u64, u64, u64) -> u64;
 
-/// What a memory instruction does.
+/// A memory instruction.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
-    /// Cache control: nothing is cached here.
+    /// Cache control, which has no effect here.
     Nothing,
     ScalarLoad {
         count: u8,
@@ -38,12 +38,14 @@ pub(crate) enum Access {
         count: u8,
         part: WordPart,
     },
-    /// A word, or a part of one, from a buffer to local memory: each lane's behind the one before.
+    /// A word, or a part of one, from a buffer to local memory, where the lanes' words follow each other.
     LoadToLocal {
         part: WordPart,
     },
     /// An element of a buffer in a data format.
     TypedLoad(Typed),
+    /// Its first component, to local memory.
+    TypedLoadToLocal(Typed),
     TypedStore(Typed),
     /// Two loads or stores through one address, `stride` bytes apart by offset.
     LoadTwo {
@@ -56,7 +58,7 @@ pub(crate) enum Access {
     },
     Atomic {
         update: Update,
-        /// 64 bits and not 32.
+        /// 64 bits, not 32.
         wide: bool,
         returns: bool,
         compare: Comparison,
@@ -68,11 +70,11 @@ pub(crate) enum Access {
     },
 }
 
-/// Where the value is with which an atomic instruction compares.
+/// Where the comparison value of an atomic instruction is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     None,
-    /// Behind the new value.
+    /// After the new value.
     BehindData,
     /// In the first data register; the new value is in the second.
     FirstData,
@@ -88,7 +90,7 @@ pub(crate) enum WordPart {
     Half {
         signed: bool,
     },
-    /// Into or out of half a register, the other half left alone.
+    /// Into or out of half a register; the other half is unchanged.
     InHalf {
         byte: bool,
         signed: bool,
@@ -107,7 +109,7 @@ impl WordPart {
 }
 
 impl Access {
-    /// Finds what an instruction does.
+    /// What an instruction does to memory.
     pub(crate) fn of(instruction: &Instruction) -> Option<Access> {
         let name = instruction.definition.mnemonic;
         match instruction.format() {
@@ -142,7 +144,7 @@ fn scalar_access(name: &str) -> Option<Access> {
     })
 }
 
-/// What an atomic instruction does to 32 bits, or to 64.
+/// The effect of an atomic instruction on 32 or 64 bits.
 fn update(name: &str, wide: bool) -> Option<Update> {
     macro_rules! by_width {
         (|$old:ident: $narrow:ty | $wide:ty, $value:ident, $compare:ident| $body:expr) => {
@@ -225,7 +227,7 @@ fn parts(name: &str) -> Option<(u8, WordPart)> {
     })
 }
 
-/// What an access to a buffer does. TFE, which asks for a word on the residency of pages, is not known.
+/// An access to a buffer. TFE, which requests a word about the residency of pages, is not supported.
 fn buffer_access(name: &str, instruction: &Instruction) -> Option<Access> {
     if instruction.high_bits(23, 1) == 1 {
         return None;
@@ -241,6 +243,9 @@ fn buffer_access(name: &str, instruction: &Instruction) -> Option<Access> {
     match access {
         Access::Load { count: 1, part } if to_local && !matches!(part, WordPart::InHalf { .. }) => {
             Some(Access::LoadToLocal { part })
+        }
+        Access::TypedLoad(typed @ Typed { components: 1, packing: Packing::Words, .. }) if to_local => {
+            Some(Access::TypedLoadToLocal(typed))
         }
         _ if to_local => None,
         access => Some(access),

@@ -1,7 +1,8 @@
-//! Buffer resources of gfx10: what the four words of a descriptor say, where an element is, and what is out of range.
+//! Buffer resources of gfx10: the meaning of a descriptor's four words, where an element is, and what is out of range.
 //!
-//! Bit positions and the meaning of OOB_SELECT are Mesa's (`ac_descriptors.c`, `radv_buffer_view.c`), the addresses of swizzled
-//! buffers are those of AMD's "RDNA Instruction Set Architecture", "Buffer Addressing". `docs/emulator-sources.md` lists the places.
+//! Bit positions and the meaning of OOB_SELECT are Mesa's (`ac_descriptors.c`, `radv_buffer_view.c`). The addresses of
+//! swizzled buffers are those of AMD's "RDNA Instruction Set Architecture", "Buffer Addressing".
+//! `docs/internals/emulator-sources.md` lists the places.
 
 /// When an access is out of range: OOB_SELECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,27 +17,27 @@ pub(crate) enum RangeCheck {
     Raw,
 }
 
-/// A descriptor of a buffer, taken apart. What has no influence on compute code is left out: cache swizzling, the resource level
-/// and the type.
+/// The fields of a buffer descriptor. Fields without influence on compute code are left out: cache swizzling, the
+/// resource level and the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferResource {
     pub base: u64,
     pub stride: u32,
     pub swizzles: bool,
-    /// NUM_RECORDS: bytes where the check is [`RangeCheck::Raw`], else elements.
+    /// NUM_RECORDS: bytes for [`RangeCheck::Raw`], otherwise elements.
     pub records: u32,
-    /// Elements that lie interleaved in a swizzled buffer.
+    /// The number of elements that are interleaved in a swizzled buffer.
     pub index_stride: u32,
     /// Whether a lane's number in its wave is added to the index.
     pub adds_lane: bool,
     pub check: RangeCheck,
     /// The unified number of the data format.
     pub format: u8,
-    /// Which component of an element each component of a typed load is.
+    /// Which component of an element each component of a typed load reads.
     pub selects: [u8; 4],
 }
 
-/// Bytes that lie together in a swizzled buffer; fixed on these chips.
+/// Contiguous bytes in a swizzled buffer; fixed on these chips.
 const ELEMENT: u64 = 4;
 
 impl BufferResource {
@@ -59,17 +60,22 @@ impl BufferResource {
         }
     }
 
-    /// Whether it is laid out as private memory: words of all lanes alternate, and each lane has its own.
+    /// Whether it stands for no buffer: loads give zeros, and stores do nothing.
+    pub(crate) fn is_unbound(&self) -> bool {
+        *self == BufferResource::new([0; 4])
+    }
+
+    /// Whether it has the layout of private memory: the words of all lanes alternate, and each lane has its own.
     pub(crate) fn is_private(&self) -> bool {
         self.swizzles && self.adds_lane
     }
 
-    /// Whether it is bytes in a row, of which NUM_RECORDS is the number.
+    /// Whether it is a plain range of bytes whose number is NUM_RECORDS.
     pub(crate) fn is_raw(&self) -> bool {
         self.check == RangeCheck::Raw && !self.swizzles
     }
 
-    /// Where an offset in an element is, from the base on.
+    /// The distance of an offset in an element from the base.
     pub(crate) fn distance(&self, index: u64, offset: u64) -> u64 {
         let stride = self.stride as u64;
         if !self.swizzles {
@@ -92,7 +98,7 @@ impl BufferResource {
         }
     }
 
-    /// Bytes from the base on of which all are in range for accesses without an index, where these lie together.
+    /// The number of bytes from the base that are all in range for accesses without an index, if these are contiguous.
     pub(crate) fn linear_reach(&self) -> Option<u64> {
         if self.swizzles || self.adds_lane {
             return None;
@@ -105,17 +111,17 @@ impl BufferResource {
         })
     }
 
-    /// Bytes that scalar loads find in it: they know elements of a stride or bytes, and no OOB_SELECT.
+    /// The bytes that scalar loads can read: they know elements with a stride, or bytes, but no OOB_SELECT.
     pub(crate) fn scalar_size(&self) -> u64 {
         self.records as u64 * self.stride.max(1) as u64
     }
 }
 
-/// A place in a buffer.
+/// A position in a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferPlace {
     pub resource: BufferResource,
-    /// An offset for all lanes. It is never swizzled, and checked in raw buffers alone.
+    /// An offset for all lanes. It is never swizzled, and checked only in raw buffers.
     pub scalar_offset: u32,
     pub index: u64,
     pub offset: u64,
@@ -126,19 +132,19 @@ impl BufferPlace {
         BufferPlace { offset: self.offset + bytes as u64, ..self }
     }
 
-    /// Where it is in memory, in range or not.
+    /// Its address in memory, in range or not.
     pub(crate) fn address(&self) -> u64 {
         let start = self.resource.base.wrapping_add(self.scalar_offset as u64);
         start.wrapping_add(self.resource.distance(self.index, self.offset))
     }
 
-    /// Where it is in memory, if this many bytes are in range.
+    /// Its address in memory, if this many bytes are in range.
     pub(crate) fn in_range(&self, size: u32) -> Option<u64> {
         let offset = self.offset + if self.resource.is_raw() { self.scalar_offset as u64 } else { 0 };
         self.resource.holds(self.index, offset, size as u64).then(|| self.address())
     }
 
-    /// Whether a word ends within this many bytes, and the next one is elsewhere.
+    /// Whether a contiguous word ends within this many bytes, so that the next one is elsewhere.
     pub(crate) fn is_split(&self, size: u32) -> bool {
         self.resource.swizzles && self.offset % ELEMENT + size as u64 > ELEMENT
     }

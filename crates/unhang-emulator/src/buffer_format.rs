@@ -1,13 +1,13 @@
-//! Data formats of typed buffer accesses: 77 unified numbers, each a list of bit fields and how their bits are numbers.
+//! Data formats of typed buffer accesses: 77 unified numbers, each a list of bit fields and their interpretation.
 //!
-//! The numbers are LLVM's (`UfmtGFX10` in `SIDefines.h`); a test asks its assembler for each name. Names list the highest bits
-//! first, and a component X is the lowest (Mesa: `R11G11B10_FLOAT` is `10_11_11_FLOAT`).
+//! The numbers are LLVM's (`UfmtGFX10` in `SIDefines.h`); a test asks its assembler for each name. Names list the
+//! highest bits first, and component X is the lowest (Mesa: `R11G11B10_FLOAT` is `10_11_11_FLOAT`).
 
 use half::f16;
 
 use crate::float::{nearest_half, toward_zero_half};
 
-/// How bits are a number.
+/// How bits represent a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     /// From 0 to 1.
@@ -28,7 +28,7 @@ const SIX: &[Number] = &[Unorm, Snorm, Uscaled, Sscaled, Uint, Sint];
 const SEVEN: &[Number] = &[Unorm, Snorm, Uscaled, Sscaled, Uint, Sint, Float];
 const THREE: &[Number] = &[Uint, Sint, Float];
 
-/// Widths from the lowest bits on, with the numbers that follow each other from format 1 on.
+/// Widths from the lowest bits up, and the numbers that follow each other from format 1 on.
 const GROUPS: [(&[u32], &[Number]); 14] = [
     (&[8], SIX),
     (&[16], SEVEN),
@@ -54,7 +54,7 @@ pub(crate) struct DataFormat {
 }
 
 impl DataFormat {
-    /// The format with a unified number; none for 0, which is invalid, and past the last.
+    /// The format with a unified number; `None` for 0, which is invalid, and past the last.
     pub(crate) fn new(number: u8) -> Option<DataFormat> {
         let mut place = (number as usize).checked_sub(1)?;
         for (widths, numbers) in GROUPS {
@@ -71,12 +71,12 @@ impl DataFormat {
         self.widths.iter().sum::<u32>() / 8
     }
 
-    /// The bits of a one: of a component that is selected as such, and of a fourth one that the format lacks.
+    /// The bits of a one: for a component selected as one, and for a fourth component that the format lacks.
     pub(crate) fn one(&self) -> u32 {
         if matches!(self.number, Uint | Sint) { 1 } else { 1f32.to_bits() }
     }
 
-    /// The bits of each component of an element, with their width.
+    /// The bits of each component of an element, with its width.
     fn fields(&self, element: u128) -> impl Iterator<Item = (u32, u32)> {
         let mut low = 0;
         self.widths.iter().map(move |&width| {
@@ -86,7 +86,7 @@ impl DataFormat {
         })
     }
 
-    /// What a register holds of each component of an element: absent ones are 0, 0, 0 and 1.
+    /// The register contents for each component of an element; missing ones are 0, 0, 0 and 1.
     pub(crate) fn decode(&self, element: u128) -> [u32; 4] {
         let mut components = [0, 0, 0, self.one()];
         for (component, (bits, width)) in components.iter_mut().zip(self.fields(element)) {
@@ -95,7 +95,7 @@ impl DataFormat {
         components
     }
 
-    /// What half a register holds of each component; `None` for one of which nobody has written down which number it is.
+    /// The half-register contents for each component; `None` if no source says which number it becomes.
     fn decode_halves(&self, element: u128) -> [Option<u16>; 4] {
         let mut components = [Some(0), Some(0), Some(0), Some(self.half_one())];
         for (component, (bits, width)) in components.iter_mut().zip(self.fields(element)) {
@@ -104,7 +104,7 @@ impl DataFormat {
         components
     }
 
-    /// As for [`DataFormat::one`], in half a register.
+    /// The bits of a one in half a register, as in [`DataFormat::one`].
     fn half_one(&self) -> u16 {
         if matches!(self.number, Uint | Sint) { 1 } else { f16::ONE.to_bits() }
     }
@@ -120,13 +120,14 @@ impl DataFormat {
             Uint => return bits,
             Sint => return signed as u32,
             Float if width == 32 => return bits,
-            // Without a sign below 16 bits, and with the exponent of half precision.
+            // Below 16 bits, floats have no sign but the exponent of half precision.
             Float => f16::from_bits((bits << (16 - width) >> (width < 16) as u32) as u16).to_f32(),
         }
         .to_bits()
     }
 
-    /// The element of components in registers; `None` if it is not settled which number of the format one of them becomes.
+    /// Packs components from registers into an element; `None` if no source settles which number of the format one
+    /// becomes.
     pub(crate) fn encode(&self, components: [u32; 4]) -> Option<u128> {
         let mut element = 0;
         let mut low = 0;
@@ -138,9 +139,9 @@ impl DataFormat {
         Some(element)
     }
 
-    /// Clamped and rounded as Direct3D's "Data Conversion Rules" have it, to which these chips conform: normalised numbers to the
-    /// nearest, floats towards zero, so that a large one is the largest of the format. Negative floats are zero where the
-    /// format has no sign. Scaled numbers must be exact: those rules do not know them.
+    /// Clamps and rounds according to Direct3D's "Data Conversion Rules", which these chips follow. Normalised numbers
+    /// go to the nearest. Floats go towards zero, so a large one becomes the largest of the format. Negative floats
+    /// become zero if the format has no sign. Scaled numbers must be exact, because those rules do not cover them.
     fn encode_component(&self, component: u32, width: u32) -> Option<u32> {
         let value = f32::from_bits(component);
         let most = (1i64 << width) - 1;
@@ -160,8 +161,8 @@ impl DataFormat {
         (self.decode_component(bits, width) == component).then_some(bits)
     }
 
-    /// A component of an element as 16 bits. As Mesa's developers found it: singles go towards zero, normalised numbers to the
-    /// nearest half, integers to the limits. Scaled numbers must be exact.
+    /// A component of an element as 16 bits, as Mesa's developers found it: singles go towards zero, normalised numbers
+    /// to the nearest half, integers to the limits. Scaled numbers must be exact.
     fn decode_half(&self, bits: u32, width: u32) -> Option<u16> {
         let signed = ((bits << (32 - width)) as i32) >> (32 - width);
         let most = (1u64 << width) - 1;
@@ -180,7 +181,7 @@ impl DataFormat {
         Some(half)
     }
 
-    /// 16 bits as a component of a register.
+    /// Extends 16 bits to a component in a register.
     fn widen(&self, half: u16) -> u32 {
         match self.number {
             Uint => half as u32,
@@ -190,20 +191,20 @@ impl DataFormat {
     }
 }
 
-/// The multiple of `1 / one` that is nearest to a value between `least` and 1; NaN counts as zero. None in the middle between two,
-/// where either may be taken: the rules allow 0.6 of a step.
+/// The multiple of `1 / one` nearest to a value between `least` and 1; NaN counts as zero. `None` in the middle between
+/// two, where either is possible: the rules allow 0.6 of a step.
 fn nearest(value: f32, least: f64, one: i64) -> Option<u32> {
     let exact = if value.is_nan() { 0.0 } else { (value as f64).clamp(least, 1.0) * one as f64 };
     let rounded = exact.round();
     ((exact - rounded).abs() < 0.4).then_some(rounded as i64 as u32)
 }
 
-/// How components lie in registers.
+/// How components are placed in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// One in each.
+    /// One per register.
     Words,
-    /// Two in each, as 16 bits.
+    /// Two per register, as 16 bits.
     Halves,
     /// One, in the higher 16 bits.
     HighHalf,
@@ -215,12 +216,12 @@ pub(crate) struct Typed {
     /// The number of components.
     pub components: u8,
     pub packing: Packing,
-    /// The number of the format where the instruction has it, and not the descriptor.
+    /// The number of the format if the instruction has it, not the descriptor.
     pub format: Option<u8>,
 }
 
 impl Typed {
-    /// What a name says behind `format_`.
+    /// Reads the part of a name after `format_`.
     pub(crate) fn named(name: &str, format: Option<u8>) -> Option<Typed> {
         let (packing, rest) = match (name.strip_prefix("d16_hi_"), name.strip_prefix("d16_")) {
             (Some(rest), _) => (Packing::HighHalf, rest),
@@ -240,7 +241,7 @@ impl Typed {
         }
     }
 
-    /// The register of a component from the first on, and the shift of its bits in it; 32 bits of them, or 16.
+    /// The register of a component, from the first on, and the shift of its bits there. A component has 32 bits, or 16.
     fn place(&self, component: usize) -> (usize, u32) {
         match self.packing {
             Packing::Words => (component, 0),
@@ -249,8 +250,8 @@ impl Typed {
         }
     }
 
-    /// The registers after a load of an element, or of nothing out of range, from what they held before. `None` where a component that
-    /// is selected is, as for [`DataFormat::decode_halves`].
+    /// The registers after a load of an element, or of nothing if out of range, given their old contents. `None` if a
+    /// selected component is `None` in [`DataFormat::decode_halves`].
     pub(crate) fn load(
         &self,
         format: DataFormat,
@@ -280,7 +281,7 @@ impl Typed {
         Some(registers)
     }
 
-    /// The element that is stored from registers; components that are not given are zero. None as for [`DataFormat::encode`].
+    /// The element to store from registers; missing components are zero. `None` as for [`DataFormat::encode`].
     pub(crate) fn store(&self, format: DataFormat, registers: [u32; 4]) -> Option<u128> {
         let mut components = [0; 4];
         for (number, component) in components.iter_mut().enumerate().take(self.components as usize) {
@@ -292,8 +293,8 @@ impl Typed {
     }
 }
 
-/// Selections of a component: 0 is a zero, then a one, and X, Y, Z and W from 4 on.
+/// Selections of a component: 0 is a zero, 1 a one, and X, Y, Z and W start at 4.
 const SELECT_ONE: u8 = 1;
 const SELECT_X: u8 = 4;
-/// Each component in its place.
+/// Each component in its own position.
 pub(crate) const IDENTITY: [u8; 4] = [4, 5, 6, 7];

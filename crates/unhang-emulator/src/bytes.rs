@@ -1,11 +1,12 @@
-//! Bytes and halves inside a register: differences, averages, conversions into a byte or a normalised half, dot products.
+//! Bytes and halves inside a register: differences, averages, conversions to a byte or a normalised half, dot products.
 
 use crate::float::{FloatMode, Round, half_value, rounded_single, single};
 use crate::lanes::operation::{LaneFunction, LaneOperation, op};
 use crate::saturate::{absolute_differences, masked_differences};
 use crate::wave::Type;
 
-/// Four sums of differences: of the bytes of `b` with those of `a` from byte 0, 1, 2 and 3 on, added to the halves of `c`.
+/// Four sums of differences, added to the halves of `c`: between the bytes of `b` and those of `a` starting at byte 0,
+/// 1, 2 and 3.
 fn four_sums(a: u64, b: u64, c: u64, differences: impl Fn(u64, u64) -> u64) -> u64 {
     (0..4).fold(0, |sums, part| {
         let sum = differences(a >> (part * 8) & 0xffff_ffff, b & 0xffff_ffff) + (c >> (part * 16) & 0xffff);
@@ -22,7 +23,7 @@ fn round_whole(value: f64, round: Round) -> f64 {
     }
 }
 
-/// -1 to 1 as a signed half, 0 to 1 as an unsigned one; NaN is zero.
+/// Maps -1 to 1 to a signed half; the next function maps 0 to 1 to an unsigned one. NaN becomes zero.
 fn signed_normal(value: f64) -> u64 {
     (value.clamp(-1.0, 1.0) * 32767.0).round_ties_even() as i16 as u16 as u64
 }
@@ -31,7 +32,7 @@ fn unsigned_normal(value: f64) -> u64 {
     (value.clamp(0.0, 1.0) * 65535.0).round_ties_even() as u16 as u64
 }
 
-/// The product of each pair of parts of this many bits, summed.
+/// The sum of the products of corresponding parts with this many bits.
 fn dot_signed(a: u64, b: u64, bits: u32) -> i64 {
     let part = |value: u64, place: u32| ((value as u32) << (32 - bits * (place + 1))) as i32 as i64 >> (32 - bits);
     (0..32 / bits).map(|place| part(a, place) * part(b, place)).sum()
@@ -42,17 +43,17 @@ fn dot_unsigned(a: u64, b: u64, bits: u32) -> u64 {
     (0..32 / bits).map(|place| part(a, place) * part(b, place)).sum()
 }
 
-/// The lower product is added first, then the upper one, each rounded separately: products of halves are exact.
+/// Adds the lower product first, then the upper one, each rounded separately; products of halves are exact.
 fn dot_halves(a: u64, b: u64, c: u64, mode: FloatMode) -> u64 {
     let product = |shift: u32| half_value(a >> shift & 0xffff, mode) * half_value(b >> shift & 0xffff, mode);
     [0, 16].into_iter().fold(c, |sum, shift| {
         let terms = [single(sum, mode) as f64, product(shift)];
-        // Both terms are singles in value, so that rounding their sum to double precision first does no harm.
+        // Both terms have values of singles, so rounding their sum to double precision first does no harm.
         rounded_single((terms[0] + terms[1]) as f32, terms, mode)
     })
 }
 
-/// What an instruction computes, by its name.
+/// What an instruction computes, by name.
 #[rustfmt::skip]
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     use Type::{Bits32 as B, Bits64 as W, Float16 as H, Float32 as F};
@@ -88,13 +89,13 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
 #[derive(Clone, Copy)]
 pub(crate) struct DotProduct {
     pub run: LaneFunction,
-    /// What the sum is.
+    /// The type of the sum.
     pub result: Type,
-    /// Whether the products are of halves, which the encoding can choose.
+    /// Whether the factors are halves, which the encoding can select.
     pub halves: bool,
 }
 
-/// A dot product by its name; integers saturate with `clamp`.
+/// A dot product by name; integers saturate with `clamp`.
 #[rustfmt::skip]
 pub(crate) fn dot_product(name: &str, clamp: bool) -> Option<DotProduct> {
     macro_rules! whole {

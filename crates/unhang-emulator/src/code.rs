@@ -1,4 +1,4 @@
-//! Code that is in memory: decoded when it is first reached, and decoded anew when its bytes have changed.
+//! Code in memory: decoded when first reached, and again if its bytes have changed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,17 +8,17 @@ use crate::function::{Function, Reading};
 use crate::pending::KnownStates;
 use crate::{FaultKind, Memory};
 
-/// What was decoded so far, for all launches. Nothing in it is used before its bytes were compared with what memory holds
-/// then: code is freed, and its place reused.
+/// The decoded code of all launches. Nothing in it is used before its bytes are compared with memory: code is freed,
+/// and its place reused.
 #[derive(Default)]
 pub(crate) struct CodeCache {
-    /// By their entries and by how they were read: one kernel may be launched in two modes by turns.
+    /// By entry and by reading: one kernel may be launched alternately in two modes.
     functions: Mutex<HashMap<(u64, Reading), Arc<FastFunction>>>,
-    /// What threads of earlier launches have learned of what is pending in waves.
+    /// What threads of earlier launches have learned about pending states of waves.
     known: Mutex<Vec<KnownStates>>,
 }
 
-/// Entries after which a new start is made: code that was freed is never asked for again.
+/// The cache is cleared after this many entries: freed code is never requested again.
 const CACHED: usize = 4096;
 
 impl CodeCache {
@@ -42,7 +42,7 @@ impl CodeCache {
     }
 }
 
-/// The code that one launch uses: each function is checked once, when it is first reached.
+/// The code of one launch: each function is checked once, when it is first reached.
 pub(crate) struct Code<'a> {
     memory: &'a Memory,
     cache: &'a CodeCache,
@@ -55,7 +55,7 @@ impl<'a> Code<'a> {
         Code { memory, cache, reading, functions: Mutex::default() }
     }
 
-    /// Whether it is resolved for the float mode that flushes denormals of singles.
+    /// Whether it is resolved for the float mode that flushes single-precision denormals.
     pub(crate) fn flushes(&self) -> bool {
         self.reading.flushes
     }
@@ -75,17 +75,17 @@ impl<'a> Code<'a> {
     }
 }
 
-/// The functions that one thread has met, and where its jumps went.
+/// The functions that one thread has encountered, and the targets of its jumps.
 pub(crate) struct Paths<'a> {
     code: &'a Code<'a>,
     pub functions: Vec<Arc<FastFunction>>,
     jumps: HashMap<u64, (u32, u32)>,
-    /// What was pending in its waves.
+    /// The pending states of its waves.
     pub known: KnownStates,
 }
 
 impl<'a> Paths<'a> {
-    /// `keep` says whether states of waves are remembered, `hazards` whether hazards are checked.
+    /// `keep` says whether to remember states of waves, and `hazards` whether to check hazards.
     pub(crate) fn new(code: &'a Code<'a>, keep: bool, hazards: bool) -> Paths<'a> {
         let mut known = code.cache.known();
         let earlier = known.iter().position(|it| keep && it.serves(hazards)).map(|place| known.swap_remove(place));

@@ -1,14 +1,14 @@
-//! What was executed, by the unit that executes it, and the cycles in which it was issued by a simple model.
+//! What was executed, by the unit that executes it, and the cycles of issue by a simple model.
 
 use std::fmt;
 use std::ops::{AddAssign, Index};
 
 use unhang_isa::{Class, Format, Instruction};
 
-/// What executes an instruction, as far as the rate of issue differs.
+/// The unit that executes an instruction, as far as issue rates differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
-    /// Vector arithmetic at full rate, packed halves among it.
+    /// Vector arithmetic at full rate, including packed halves.
     Vector,
     /// Reciprocal, square root, exponential, logarithm, sine, cosine.
     Transcendental,
@@ -65,10 +65,10 @@ impl Unit {
         }
     }
 
-    /// Cycles for which one instruction of a wave of 32 lanes holds its unit, by the model: a SIMD of RDNA1 has 32 lanes
-    /// and takes a vector instruction a cycle; transcendental functions and 32-bit products run at a quarter of that
-    /// rate, double precision at a sixteenth (609 of 9754 GFLOP/s on an RX 5700 XT). Everything else is one cycle to
-    /// issue: what memory takes afterwards, and what waits for it, is not modelled.
+    /// Cycles for which one instruction of a wave of 32 lanes holds its unit, by the model. A SIMD of RDNA1 has 32
+    /// lanes and takes a vector instruction per cycle. Transcendental functions and 32-bit products run at a quarter of
+    /// that rate. Double precision runs at a sixteenth (609 of 9754 GFLOP/s on an RX 5700 XT). Everything else takes
+    /// one cycle to issue; the time of memory accesses and of waiting for them is not modelled.
     pub const fn issue_cycles(self) -> u64 {
         match self {
             Unit::Transcendental | Unit::WideInteger => 4,
@@ -123,9 +123,9 @@ fn vector_unit(name: &str) -> Unit {
 /// What was executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Vector, memory and local instructions times the lanes for which they were on.
+    /// Vector, memory and local instructions times their active lanes.
     pub lane_operations: u64,
-    /// Words that DS instructions asked for beyond the LDS of their workgroup, where that stops no kernel.
+    /// Words that DS instructions requested beyond the LDS of their workgroup, if that does not stop the kernel.
     pub beyond_local: u64,
     by_unit: [u64; Unit::ALL.len()],
 }
@@ -136,7 +136,7 @@ impl Counts {
         self.by_unit.iter().sum()
     }
 
-    /// Cycles in which they were issued, by [`Unit::issue_cycles`]: a model, of one SIMD without stalls.
+    /// Cycles of issue, by [`Unit::issue_cycles`]: a model of one SIMD without stalls.
     pub fn issue_cycles(&self) -> u64 {
         Unit::ALL.iter().map(|&unit| self[unit] * unit.issue_cycles()).sum()
     }

@@ -1,4 +1,4 @@
-//! A launch: the checks before its start, and its workgroups over the cores.
+//! A launch: the checks before its start, and the distribution of its workgroups over the cores.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -10,14 +10,15 @@ use crate::execute::{Group, Leftovers};
 use crate::launch::Launch;
 use crate::{Counts, Fault, FaultKind};
 
-/// LDS of a workgroup: 64 KiB, as on the card.
+/// The most LDS of a workgroup: 64 KiB, as on the card.
 const MAX_LOCAL: u32 = 64 << 10;
-/// Workgroups that one thread has under way at most. More than one only where they take long, so that workgroups which
-/// wait for each other come to an end.
+/// The most workgroups that one thread runs at a time. More than one only if they take long, so that workgroups that
+/// wait for each other can finish.
 const RESIDENT: u64 = 32;
-/// Instructions of a wave after which its workgroup takes long.
+/// A workgroup takes long once a wave has executed this many instructions.
 const LONG: u64 = 1 << 20;
-/// Turns that workgroups before a faulting one are given to show whether they fault too: the first in order is reported.
+/// How many more turns the workgroups before a faulting one get, to show whether they fault too: the first in order is
+/// reported.
 const GRACE: u32 = 4;
 
 /// The outcome so far, shared by all threads.
@@ -53,7 +54,7 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Workgroups that can have private memory at the same time.
+    /// The number of workgroups that can have private memory at the same time.
     fn places(&self) -> u64 {
         match self.packet.scratch.bytes_per_wave * self.waves() {
             0 => u64::MAX,
@@ -80,7 +81,7 @@ impl Launch<'_> {
         if workers <= 1 {
             self.work(0, 1, count, &next, &outcome);
         } else {
-            // Threads of this launch alone: one that never ends must not keep others from running.
+            // These threads belong to this launch only: a launch that never ends must not block others.
             std::thread::scope(|scope| {
                 for worker in 1..workers {
                     let (next, outcome) = (&next, &outcome);
@@ -96,7 +97,7 @@ impl Launch<'_> {
         }
     }
 
-    /// What one thread does: it takes workgroups in order.
+    /// The work of one thread: it takes workgroups in order.
     fn work(&self, worker: u64, workers: u64, count: u64, next: &AtomicU64, outcome: &Mutex<LaunchOutcome>) {
         let lock = || -> MutexGuard<'_, LaunchOutcome> { outcome.lock().unwrap_or_else(PoisonError::into_inner) };
         let room = (self.places() / workers).clamp(1, RESIDENT);
@@ -109,7 +110,7 @@ impl Launch<'_> {
         loop {
             let first_fault = lock().fault.as_ref().map(|(number, _)| *number);
             if first_fault.is_some() {
-                // Only what comes before it in order is still of interest, and not for long.
+                // Only workgroups before it in order still matter, and not for long.
                 after_fault += 1;
                 resident.retain(|(number, ..)| after_fault <= GRACE && Some(*number) < first_fault);
                 if resident.is_empty() {
@@ -150,7 +151,7 @@ impl Launch<'_> {
         lock().counts += counts;
     }
 
-    /// The place of a workgroup in the grid, by its number among those that are run.
+    /// The position of a workgroup in the grid, by its number among those that run.
     fn place_of(&self, number: u64) -> [u32; 3] {
         let number = self.only.map_or(number, |only| only[number as usize]);
         let [x, y, _] = self.workgroups();

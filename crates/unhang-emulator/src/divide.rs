@@ -1,20 +1,20 @@
-//! The steps of a division that are separate instructions: scaling before and behind, and special values.
+//! The steps of a division that are separate instructions: scaling before and after, and special values.
 
 use crate::float::{FloatMode, double, fused_scaled_double, gathered_sum, rounded_single, single};
 
-/// What the steps of a division need of a type: its exponent with bias, scaling, and the limits of the documentation.
+/// What the division steps need from a type: its biased exponent, scaling, and the documentation's limits.
 pub(crate) trait Divisible: Copy + PartialEq + std::ops::Neg<Output = Self> {
     const ZERO: Self;
     const ONE: Self;
     const INFINITY: Self;
     const NAN: Self;
-    /// Numerator and denominator so far apart that the quotient may overflow.
+    /// At this distance of the exponents, the quotient of numerator and denominator may overflow.
     const FAR: i32;
-    /// By which power of two it is scaled then.
+    /// The power of two for scaling in that case.
     const SCALE: i32;
     /// Numerators with so small an exponent lose bits.
     const SMALL: i32;
-    /// Quotients below are zero.
+    /// Quotients with a smaller exponent are zero.
     const VANISHES: i32;
     /// The exponent of one, with bias.
     const BIAS: i32;
@@ -117,15 +117,15 @@ pub(crate) fn divide_fixup<T: Divisible>(quotient: T, denominator: T, numerator:
     {
         T::ZERO.copysign(sign)
     } else if quotient.is_nan() {
-        // The steps before it subtracted infinities: the quotient of two numbers overflowed.
+        // The steps before subtracted infinities: the quotient of two numbers overflowed.
         T::INFINITY.copysign(sign)
     } else {
         quotient.copysign(sign)
     }
 }
 
-/// The first step of a division: the source scaled so that the steps to come neither overflow nor lose bits, and
-/// whether the result must be scaled back.
+/// The first step of a division: scales the source so that later steps neither overflow nor lose bits. Also returns
+/// whether to scale the result back.
 pub(crate) fn divide_scale<T: Divisible>(value: T, denominator: T, numerator: T) -> (T, bool) {
     let reciprocal_tiny = T::ONE.has_denormal_quotient(denominator);
     let quotient_tiny = numerator.has_denormal_quotient(denominator);
@@ -138,8 +138,8 @@ pub(crate) fn divide_scale<T: Divisible>(value: T, denominator: T, numerator: T)
     } else if denominator.exponent() == 0 {
         (up_if(true), false)
     } else if reciprocal_tiny && quotient_tiny {
-        // The documentation has the denominator scaled up here, where it is so large that it would overflow. Scaled down
-        // the quotient is right, and the hardware's quotients are.
+        // The documentation scales the denominator up here, where it is so large that it would overflow. Scaled down,
+        // the quotient is right, as the hardware's quotients are.
         (if is_denominator { value.scaled(-T::SCALE) } else { value }, true)
     } else if reciprocal_tiny {
         (value.scaled(-T::SCALE), false)
@@ -152,7 +152,7 @@ pub(crate) fn divide_scale<T: Divisible>(value: T, denominator: T, numerator: T)
     }
 }
 
-/// The power of two by which the last step of a division scales back, if the first step says so.
+/// The power of two by which the last step of a division scales back, if the first step requests it.
 fn power_back<T: Divisible>(sum: T, scaled: bool) -> i32 {
     match scaled {
         false => 0,
@@ -161,11 +161,11 @@ fn power_back<T: Divisible>(sum: T, scaled: bool) -> i32 {
     }
 }
 
-/// The last multiply-add of a division, scaled back: one rounding in all.
+/// The last multiply-add of a division, scaled back, with a single rounding.
 pub(crate) fn divide_multiply_add_single(sources: [u64; 3], scaled: bool, mode: FloatMode) -> u64 {
     let [a, b, c] = sources.map(|bits| single(bits, mode));
     let factor = 2f64.powi(power_back(c, scaled));
-    // Exact in double precision, as both factors are singles.
+    // Exact in double precision, because both factors are singles.
     let terms = [a as f64 * b as f64 * factor, c as f64 * factor];
     rounded_single(gathered_sum(terms) as f32, terms, mode)
 }

@@ -1,4 +1,4 @@
-//! Workgroups and their waves: the registers at the start, and instruction after instruction.
+//! Workgroups and their waves: the registers at the start, and the execution of one instruction after another.
 
 use unhang_isa::elf::KernelDescriptor;
 
@@ -17,21 +17,21 @@ use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Standing, Wave};
 use crate::{Counts, Fault, FaultKind};
 
-/// Instructions of a wave in one turn. Waves of a workgroup may wait for each other without a barrier, and who stops a
-/// launch does not want to wait.
+/// Instructions of a wave per turn. Waves of a workgroup may wait for each other without a barrier, and stopping a
+/// launch must not take long.
 const TURN: u64 = 1 << 16;
 
-/// A workgroup under way.
+/// A running workgroup.
 pub(crate) struct Group {
     waves: Vec<Wave>,
     /// What is pending in each wave.
     tracks: Vec<Track>,
     local: Vec<u8>,
-    /// What its waves did to memory, if that is asked for.
+    /// What its waves did to memory, if races are checked.
     races: Option<Races>,
 }
 
-/// Registers and LDS of workgroups that have ended, for those of the same launch that start: all have as many.
+/// Registers and LDS of finished workgroups, for new ones of the same launch: all have the same sizes.
 #[derive(Default)]
 pub(crate) struct Leftovers {
     registers: Vec<Registers>,
@@ -39,7 +39,7 @@ pub(crate) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Keeps what a workgroup does not need any more.
+    /// Keeps what a finished workgroup no longer needs.
     pub(crate) fn keep(&mut self, group: Group) {
         self.registers.extend(group.waves.into_iter().map(|wave| wave.vectors));
         self.locals.push(group.local);
@@ -69,7 +69,7 @@ impl Leftovers {
 }
 
 impl Group {
-    /// A workgroup at its start, with the part of private memory that has this number.
+    /// A workgroup at its start, with the share of private memory of that number.
     pub(crate) fn new(launch: &Launch<'_>, group: [u32; 3], private: u64, leftovers: &mut Leftovers) -> Group {
         let size: [u32; 3] = std::array::from_fn(|axis| {
             let full = launch.packet.workgroup_size[axis] as u32;
@@ -90,7 +90,7 @@ impl Group {
         }
     }
 
-    /// Gives every wave a turn; says whether all have ended.
+    /// Gives every wave a turn. Returns whether all have ended.
     pub(crate) fn run(
         &mut self,
         launch: &Launch<'_>,
@@ -112,7 +112,7 @@ impl Group {
                 return Err(fault(launch, paths, wave, kind));
             }
         }
-        // A wave that has ended does not hold up the others.
+        // An ended wave does not hold up the others.
         if self.waves.iter().all(|wave| wave.standing != Standing::Running) {
             if let Some(races) = &mut self.races {
                 races.barrier();
@@ -124,7 +124,7 @@ impl Group {
         Ok(self.waves.iter().all(|wave| wave.standing == Standing::Ended))
     }
 
-    /// The fault of a launch that was stopped: where its first wave is.
+    /// The fault of a stopped launch, at the position of its first wave.
     pub(crate) fn stopped(&self, launch: &Launch<'_>, paths: &mut Paths<'_>) -> Fault {
         match self.waves.iter().find(|wave| wave.standing != Standing::Ended) {
             Some(wave) => fault(launch, paths, wave, FaultKind::Stopped),
@@ -146,12 +146,12 @@ fn fault(launch: &Launch<'_>, paths: &Paths<'_>, wave: &Wave, kind: FaultKind) -
     launch.fault(kind, function.addresses.get(index).copied().unwrap_or(function.entry), text)
 }
 
-/// The mode register at the start: rounding, denormals, clamping and IEEE mode, where it has them.
+/// The initial mode register: rounding, denormals, clamping and IEEE mode, in its own bit positions.
 pub(crate) fn mode_bits(descriptor: &KernelDescriptor) -> u32 {
     descriptor.resource1 >> 12 & 0xff | (descriptor.resource1 >> 21 & 1) << 8 | (descriptor.resource1 >> 23 & 1) << 9
 }
 
-/// A workgroup: its place in the grid, and its work-items along each axis, which at the grid's end are fewer.
+/// A workgroup: its position in the grid, and its work-items along each axis, which are fewer at the grid's end.
 #[derive(Clone, Copy)]
 struct Workgroup {
     place: [u32; 3],
@@ -202,7 +202,7 @@ fn new_wave(launch: &Launch<'_>, workgroup: Workgroup, number: u32, private: u64
     wave
 }
 
-/// What the descriptor asks for, from the first scalar register on.
+/// The values that the descriptor requests, from the first scalar register on.
 fn set_user_scalars(wave: &mut Wave, launch: &Launch<'_>) {
     let packet = launch.packet;
     let mut next = 0u8;
@@ -222,8 +222,9 @@ fn set_user_scalars(wave: &mut Wave, launch: &Launch<'_>) {
                 _ => wave.set_scalar64(next, value),
             }
             if registers == 4 {
-                // The buffer of private memory: words of all lanes alternate, each lane by its number. As ROCr writes it for
-                // gfx10: nothing is out of range (OOB_SELECT 2), words are integers, components in their order.
+                // The buffer of private memory: the words of all lanes alternate, each lane by its number. As ROCr
+                // writes it for gfx10: nothing is out of range (OOB_SELECT 2), words are integers, components are in
+                // order.
                 let stride = if wave.wave64 { 3 } else { 2 };
                 let last = 2 << 28 | 1 << 24 | 1 << 23 | stride << 21 | 20 << 12 | 0xfac;
                 wave.set_scalar64(next + 2, u32::MAX as u64 | last << 32);
@@ -233,7 +234,8 @@ fn set_user_scalars(wave: &mut Wave, launch: &Launch<'_>) {
     }
 }
 
-/// Behind the user's registers the workgroup's place, its information, if asked for, and the wave's offset in private memory.
+/// After the user's registers: the workgroup's position and information, if requested, and the wave's offset in private
+/// memory.
 fn set_system_scalars(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup, scratch_offset: u32) {
     let descriptor = launch.descriptor;
     let mut next = (descriptor.resource2 >> 1 & 31) as u8;
@@ -249,7 +251,7 @@ fn set_system_scalars(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup
     }
 }
 
-/// The active lanes, and the place of each one's work-item in the workgroup.
+/// The active lanes, and the position of each lane's work-item in the workgroup.
 fn set_items(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup) {
     let axes = (launch.descriptor.resource2 >> 11 & 3) as usize + 1;
     let [width, height, _] = workgroup.size;
@@ -267,7 +269,7 @@ fn set_items(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup) {
     }
 }
 
-/// Runs a wave to its end, to a barrier, or for a turn.
+/// Runs a wave to its end, to a barrier, or for one turn.
 fn run_wave(
     launch: &Launch<'_>,
     wave: &mut Wave,

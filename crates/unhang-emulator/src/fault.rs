@@ -3,7 +3,7 @@
 use thiserror::Error;
 use unhang_isa::audit::Rule;
 
-/// A stop, and where.
+/// A fault and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{kind} (kernel {kernel}, offset {}{:#x}: `{instruction}`)", if *offset < 0 { "-" } else { "" }, offset.unsigned_abs())]
 pub struct Fault {
@@ -11,13 +11,13 @@ pub struct Fault {
     pub kind: FaultKind,
     /// The kernel.
     pub kernel: String,
-    /// Bytes from the start of the function, or of the kernel where that is all that is known, to the instruction.
+    /// Bytes to the instruction from the start of the function, or of the kernel if that is all that is known.
     pub offset: i64,
-    /// The instruction in words.
+    /// The instruction as text.
     pub instruction: String,
 }
 
-/// Two waves of a workgroup that touch the same bytes with nothing between that orders them.
+/// Two waves of a workgroup that touch the same bytes without anything that orders them.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "race: wave {wave} {deed} {place}, which wave {other_wave} {other_deed}, {distance:#x} bytes of code before, {}",
@@ -26,29 +26,29 @@ pub struct Fault {
 pub struct Race {
     /// LDS or global memory, with the word's address.
     pub place: String,
-    /// The wave that was seen last, by its number in the workgroup.
+    /// The later wave, by its number in the workgroup.
     pub wave: u32,
     /// What it does: reads, writes or updates.
     pub deed: &'static str,
-    /// The wave that was seen first.
+    /// The earlier wave.
     pub other_wave: u32,
     /// What it does.
     pub other_deed: &'static str,
     /// Bytes from its instruction to the other's.
     pub distance: i64,
-    /// A barrier or an atomic stands between, but the first wave had not waited for its access when it came there.
+    /// A barrier or an atomic is between them, but the earlier wave had not waited for its access when it got there.
     pub in_flight: bool,
 }
 
-/// What can stop a wave.
+/// Why a wave stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FaultKind {
-    /// Memory that nobody allocated, or past the end of it.
+    /// Memory that nobody allocated, or past the end of an allocation.
     #[error("memory fault: {size} bytes at {address:#x} are in no allocation")]
     Memory {
         /// The address.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         size: u32,
     },
     /// Memory that kernels may only read.
@@ -56,20 +56,20 @@ pub enum FaultKind {
     ReadOnly {
         /// The address.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         size: u32,
     },
-    /// Outside of the workgroup's local memory.
+    /// Outside the workgroup's local memory.
     #[error("local memory fault: {size} bytes at {address:#x}; the workgroup has {limit:#x}")]
     Local {
         /// The address.
         address: u32,
-        /// How many bytes.
+        /// The number of bytes.
         size: u32,
         /// The size of local memory.
         limit: u32,
     },
-    /// Outside of the lane's private memory.
+    /// Outside the lane's private memory.
     #[error("private memory fault: offset {offset:#x}; a lane has {limit:#x} bytes")]
     Private {
         /// The offset.
@@ -88,11 +88,11 @@ pub enum FaultKind {
     Hazard {
         /// The rule that the path breaks.
         rule: Rule,
-        /// Whether what it met was left pending before the last call, return or jump through a register. Compilers look at
-        /// each function by itself, so that native code has such places.
+        /// Whether the hazard was left pending before the last call, return or jump through a register. Compilers
+        /// examine each function by itself, so native code has such places.
         across_calls: bool,
     },
-    /// A register is used before the load into it was waited for.
+    /// A register is used before its load was waited for.
     #[error("{register} is used before its load was waited for: `{earlier}`, {distance:#x} bytes before")]
     Wait {
         /// The register.
@@ -102,16 +102,16 @@ pub enum FaultKind {
         /// Bytes from the load to this instruction.
         distance: i64,
     },
-    /// Two waves touch the same bytes with nothing between that orders them.
+    /// Two waves touch the same bytes without anything that orders them.
     #[error(transparent)]
     Race(Box<Race>),
-    /// The kernel gives up: `abort()`, or an assertion that does not hold.
+    /// The kernel gave up: `abort()`, or a failed assertion.
     #[error("trap {number}: the kernel has aborted")]
     Trap {
-        /// The number of the trap; 2 is what compilers emit for `abort()`, 3 for a debugger.
+        /// The number of the trap. Compilers emit 2 for `abort()` and 3 for a debugger.
         number: u8,
     },
-    /// A jump to where no code is.
+    /// A jump to an address without code.
     #[error("jump to {address:#x}, where there is no function")]
     Jump {
         /// The address.
@@ -129,9 +129,9 @@ pub enum FaultKind {
     /// The queue has too little private memory for the kernel.
     #[error("the kernel needs {needed} bytes of private memory a wave; the queue has {given}, or too few waves of it")]
     Scratch {
-        /// Bytes of a wave that the kernel needs.
+        /// Bytes per wave that the kernel needs.
         needed: u64,
-        /// Bytes of a wave that the queue gives.
+        /// Bytes per wave that the queue has.
         given: u64,
     },
     /// No such kernel in the code object.

@@ -1,13 +1,13 @@
-//! Floating-point numbers as the mode register has them: rounding, denormals, and approximate results.
+//! Floating-point numbers according to the mode register: rounding, denormals, and approximate results.
 //!
-//! Results are exact to the bit: what is computed is rounded to nearest even once, and moved to the neighbour where
-//! another rounding asks for it, by the sign of the exact error.
+//! Results are exact to the bit. A result is rounded once to nearest even. If the mode rounds differently, it moves to
+//! the neighbour, according to the sign of the exact error.
 
 use half::f16;
 
 use crate::settings::Perturbation;
 
-/// Where numbers that do not fit go.
+/// The rounding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     NearestEven,
@@ -26,19 +26,19 @@ pub(crate) struct Precision {
     pub flush_out: bool,
 }
 
-/// How a wave treats floats: the low bits of its mode register, and how approximate instructions come out.
+/// How a wave treats floats: the low bits of its mode register, and the outcome of approximate instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FloatMode {
     pub single: Precision,
-    /// Half and double precision.
+    /// The mode of half and double precision.
     pub other: Precision,
-    /// Clamping makes zero of NaN.
+    /// Clamping turns NaN into zero.
     pub clamp_nan: bool,
     pub perturbation: Perturbation,
 }
 
 impl FloatMode {
-    /// The mode register: bits 0 to 3 rounding, 4 to 7 denormals (each single, then half and double), 8 clamping.
+    /// Reads the mode register: bits 0 to 3 rounding, 4 to 7 denormals (each single, then half and double), 8 clamping.
     pub(crate) fn from_bits(bits: u32, perturbation: Perturbation) -> FloatMode {
         let precision = |round: u32, denormals: u32| Precision {
             round: [Round::NearestEven, Round::Up, Round::Down, Round::TowardZero][(bits >> round & 3) as usize],
@@ -66,8 +66,8 @@ fn sign_of_sum(terms: &[f64]) -> f64 {
     parts.iter().rev().copied().find(|&part| part != 0.0).unwrap_or(0.0)
 }
 
-/// Which neighbour of a rounded number is meant: -1 towards minus infinity, +1 the other way, 0 itself. `error` has the
-/// sign of the exact value less the rounded one.
+/// Which neighbour of a rounded number is correct: -1 towards minus infinity, +1 the other way, 0 itself. `error` has
+/// the sign of the exact value minus the rounded one.
 fn step(round: Round, rounded_negative: bool, error: f64) -> i32 {
     match round {
         Round::Up if error > 0.0 => 1,
@@ -79,7 +79,7 @@ fn step(round: Round, rounded_negative: bool, error: f64) -> i32 {
     }
 }
 
-/// The sign of (exact sum of terms) - rounded, where an infinite `rounded` is beyond every finite sum.
+/// The sign of (exact sum of terms) - rounded; an infinite `rounded` is beyond every finite sum.
 fn error_of(terms: &[f64], rounded: f64) -> f64 {
     if rounded.is_infinite() {
         return -rounded;
@@ -89,7 +89,7 @@ fn error_of(terms: &[f64], rounded: f64) -> f64 {
     sign_of_sum(&all)
 }
 
-/// A sum that is exactly zero is negative when rounding down, unless all of it was +0.
+/// A sum that is exactly zero is negative when rounding down, unless all terms were +0.
 fn signed_zero(round: Round, terms: &[f64], nearest_negative: bool) -> bool {
     let all_zero = terms.iter().all(|&term| term == 0.0);
     if round == Round::Down && !all_zero {
@@ -108,13 +108,13 @@ pub(crate) fn single(bits: u64, mode: FloatMode) -> f32 {
     flush_single(f32::from_bits(bits as u32), mode.single.flush_in)
 }
 
-/// A result that is exact or was rounded to nearest even, which is the mode.
+/// A result that is exact, or already rounded to nearest even as the mode says.
 #[inline(always)]
 pub(crate) fn single_bits(value: f32, mode: FloatMode) -> u64 {
     flush_single(value, mode.single.flush_out).to_bits() as u64
 }
 
-/// A result that was rounded to nearest even from the exact sum of `terms`, brought into the mode's rounding.
+/// Turns a result that was rounded to nearest even from the exact sum of `terms` into the mode's rounding.
 #[inline(always)]
 pub(crate) fn rounded_single(value: f32, terms: [f64; 2], mode: FloatMode) -> u64 {
     if mode.single.round == Round::NearestEven {
@@ -161,8 +161,8 @@ pub(crate) fn half_value(bits: u64, mode: FloatMode) -> f64 {
     if flushed { 0f64.copysign(value.to_f64()) } else { value.to_f64() }
 }
 
-/// To half precision with one rounding to nearest even: to single precision with the lost bits gathered in the last one,
-/// then on.
+/// Converts to half precision with one rounding to nearest even: first to single precision with the lost bits collected
+/// in the last one, then further.
 pub(crate) fn nearest_half(value: f64) -> f16 {
     let near = value as f32;
     if near as f64 == value || near.is_nan() || near.is_infinite() && value.is_infinite() {
@@ -180,7 +180,7 @@ fn flush_half(value: f16, mode: FloatMode) -> u64 {
     (if flushed { value.to_bits() & 0x8000 } else { value.to_bits() }) as u64
 }
 
-/// The bits of the half that is next to a single towards zero: never infinite where the single is not.
+/// The bits of the next half towards zero from a single; never infinite if the single is not.
 pub(crate) fn toward_zero_half(value: f32) -> u32 {
     let near = f16::from_f32(value);
     let bits = near.to_bits();
@@ -188,7 +188,7 @@ pub(crate) fn toward_zero_half(value: f32) -> u32 {
     (if too_far { bits - 1 } else { bits }) as u32
 }
 
-/// The sum of both terms in half precision, rounded once as the mode says.
+/// The sum of both terms in half precision, rounded once in the mode's direction.
 pub(crate) fn rounded_half(terms: [f64; 2], mode: FloatMode) -> u64 {
     let nearest = nearest_half(gathered_sum(terms));
     let round = mode.other.round;
@@ -209,19 +209,19 @@ pub(crate) fn rounded_half(terms: [f64; 2], mode: FloatMode) -> u64 {
         up => match (bits, up) {
             (0x8000, 1) | (0, 1) => 1,
             (0, -1) | (0x8000, -1) => 0x8001,
-            // Away from zero is one more, on either side of it.
+            // Away from zero is one more, for either sign.
             _ => bits.wrapping_add_signed(if (up == 1) != nearest.is_sign_negative() { 1 } else { -1 }),
         },
     };
     flush_half(f16::from_bits(moved), mode)
 }
 
-/// An exact value, or one that is as near as double precision is, in half precision.
+/// A value that is exact, or accurate to double precision, in half precision.
 pub(crate) fn half_bits(value: f64, mode: FloatMode) -> u64 {
     rounded_half([value, 0f64.copysign(value)], mode)
 }
 
-/// A sum in double precision, with what does not fit gathered in the last bit.
+/// A sum in double precision, with the lost bits collected in the last bit.
 pub(crate) fn gathered_sum([a, b]: [f64; 2]) -> f64 {
     let sum = a + b;
     if !sum.is_finite() {
@@ -251,7 +251,7 @@ pub(crate) fn double_bits(value: f64, mode: FloatMode) -> u64 {
     flush_double(value, mode.other.flush_out).to_bits()
 }
 
-/// A result that was rounded to nearest even from the exact sum of `terms`, brought into the mode's rounding.
+/// Turns a result that was rounded to nearest even from the exact sum of `terms` into the mode's rounding.
 #[inline(always)]
 pub(crate) fn rounded_double(value: f64, terms: &[f64], mode: FloatMode) -> u64 {
     if mode.other.round == Round::NearestEven { double_bits(value, mode) } else { directed_double(value, terms, mode) }
@@ -291,7 +291,7 @@ pub(crate) fn fused_scaled_double([a, b, c]: [f64; 3], power: i32, mode: FloatMo
     if power >= 0 || scaled.abs() >= f64::MIN_POSITIVE || !scaled.is_finite() {
         return double_bits(scaled, mode);
     }
-    // A denormal result was rounded twice: it is compared with the exact one, at the greater scale.
+    // A denormal result was rounded twice, so it is compared with the exact one at the larger scale.
     let product = a * b;
     let back = 2f64.powi(-power);
     let last_place = f64::from_bits(1) * back;
@@ -338,7 +338,7 @@ pub(crate) fn scaled_double(value: f64, power: i32, mode: FloatMode) -> u64 {
     double_bits(f64::from_bits(kept + away as u64).copysign(value), mode)
 }
 
-/// Moves a finite number other than zero by this many units in the last place, away from zero or towards it.
+/// Moves a finite nonzero number by this many units in the last place, away from zero or towards it.
 #[inline(always)]
 fn perturbed(bits: u64, exponent_mask: u64, perturbation: Perturbation, [up, down]: [u64; 2]) -> u64 {
     let special = bits & exponent_mask == 0 || bits & exponent_mask == exponent_mask;
@@ -350,20 +350,20 @@ fn perturbed(bits: u64, exponent_mask: u64, perturbation: Perturbation, [up, dow
     }
 }
 
-/// How far a rounded number may be moved each way and still be within one unit of the exact one: not at all on the side
-/// to which it was rounded. Powers of two that are exact come out so: the documentation's examples are of these (the
-/// reciprocal of -2 is -0.5, the root of 4 is 2), and LLVM's integer division rests on reciprocals of powers of two.
+/// How far a rounded number may move each way and still be within one unit of the exact one: not at all in the
+/// direction in which it was rounded. Exact powers of two do not move. The documentation's examples are such (the
+/// reciprocal of -2 is -0.5, the root of 4 is 2). LLVM's integer division relies on reciprocals of powers of two.
 fn leeway(rounded: f64, exact: f64) -> [u64; 2] {
     if rounded == exact && rounded.to_bits() & ((1 << 52) - 1) == 0 {
         return [0; 2];
     }
-    // Nor is a single brought down to a power of two: a reciprocal of 2 - 2^-23 that is 0.5 and not one unit more is one from which
-    // the steps of LLVM's division lead nowhere, each ending in the middle between two singles.
+    // A single does not move down to a power of two either. If the reciprocal of 2 - 2^-23 were 0.5 and not one unit
+    // more, the steps of LLVM's division would lead nowhere: each would end in the middle between two singles.
     let above_power = rounded.to_bits() & ((1 << 52) - 1) == 1 << 29;
     [(rounded.abs() <= exact.abs()) as u64, (rounded.abs() >= exact.abs() && !above_power) as u64]
 }
 
-/// An approximate result in single precision; these instructions never keep denormals.
+/// An approximate result in single precision. These instructions never keep denormals.
 #[inline(always)]
 pub(crate) fn approximate_single(value: f64, mode: FloatMode) -> u64 {
     let bits = flush_single(value as f32, true).to_bits() as u64;
@@ -382,24 +382,24 @@ pub(crate) fn approximate_half(value: f64, mode: FloatMode) -> u64 {
     perturbed(flush_half(nearest, mode), 0x7c00, mode.perturbation, leeway(nearest.to_f64(), value))
 }
 
-/// An approximate result in double precision, of which the card promises half of the digits only.
+/// An approximate result in double precision. The card promises only half of the digits.
 #[inline(always)]
 pub(crate) fn approximate_double(value: f64, mode: FloatMode) -> u64 {
     perturbed(double_bits(value, mode), 0x7ff0_0000_0000_0000, mode.perturbation, [1 << 29; 2])
 }
 
 const USUAL_PRECISION: Precision = Precision { round: Round::NearestEven, flush_in: false, flush_out: false };
-/// To nearest even, denormals kept: how compilers set the mode up.
+/// To nearest even, denormals kept: the mode that compilers set up.
 pub(crate) const USUAL: FloatMode =
     FloatMode { single: USUAL_PRECISION, other: USUAL_PRECISION, clamp_nan: true, perturbation: Perturbation::None };
 
-/// The usual mode with denormals of singles flushed, as OpenCL has it where precision is not asked for.
+/// The usual mode with single-precision denormals flushed, as in OpenCL unless precision is requested.
 pub(crate) const FLUSHED: FloatMode =
     FloatMode { single: Precision { flush_in: true, flush_out: true, ..USUAL_PRECISION }, ..USUAL };
 
 impl FloatMode {
-    /// Whether functions for the usual mode, or for the one that flushes, compute what this mode says. They do
-    /// not clamp.
+    /// Whether functions for the usual mode, or for the one that flushes, compute what this mode requires. They do not
+    /// clamp.
     pub(crate) fn is_usual(self, flushes: bool) -> bool {
         FloatMode { clamp_nan: USUAL.clamp_nan, ..self } == if flushes { FLUSHED } else { USUAL }
     }
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(product), [near, near.next_up(), near, near]);
     }
 
-    /// Directed roundings bracket the nearest one, and agree where it is exact.
+    /// Directed roundings bracket the nearest one, and agree if it is exact.
     #[test]
     fn directed_roundings_bracket_the_exact_value() {
         let mut state = 1u32;
@@ -465,12 +465,12 @@ mod tests {
         }
     }
 
-    /// The steps of LLVM's division of singles, from a reciprocal that is moved as far as the card's promise allows.
+    /// The steps of LLVM's division of singles, from a reciprocal that is off by as much as the card's promise allows.
     #[test]
     fn division_is_right_from_every_reciprocal_that_is_promised() {
         for perturbation in [Perturbation::None, Perturbation::Up, Perturbation::Down] {
             let mode = FloatMode { perturbation, ..mode(0) };
-            // Mantissas of all ones and those near them, of one, and others.
+            // Mantissas of all ones and their neighbours, mantissas near one, and others.
             for bits in [0x3fff_ffff, 0x3fff_fffe, 0x3fff_fffd, 0x3f80_0000, 0x3f80_0001, 0x3fc0_0000, 0x3faa_aaab] {
                 let d = f32::from_bits(bits);
                 for n in (0..1000).map(|step| f32::from_bits(0x3f80_0000 + step * 8377)) {

@@ -1,4 +1,4 @@
-//! A function: what relative branches reach from an entry, decoded from memory.
+//! A function: everything that relative branches reach from an entry, decoded from memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,47 +10,47 @@ use crate::semantics::{Hole, Semantics};
 use crate::waits::Touch;
 use crate::{FaultKind, Memory, Unit};
 
-/// The chips as which code is read: silicon reads words in its own way, whatever was meant. What it cannot read at all is
-/// read as the chip for which it was compiled, so that it is a fault by name where it is reached, and not before.
+/// The chips for which code is read. Silicon reads words in its own way, whatever was meant. What it cannot read is
+/// read for the chip for which it was compiled. So it is a named fault when it is reached, and not before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reading {
     pub silicon: Chip,
     pub compiled_for: Chip,
     pub wave64: bool,
-    /// Whether kernels start in the float mode that flushes denormals of singles: instructions are resolved for it then.
+    /// Whether kernels start in the float mode that flushes single-precision denormals. Instructions are then resolved
+    /// for it.
     pub flushes: bool,
 }
 
 /// Bytes of the longest instruction.
 const LONGEST: usize = 20;
-/// The most instructions that are decoded from one entry on: the largest real kernels have a tenth of this.
+/// The most instructions to decode from one entry. The largest real kernels have a tenth of this.
 const MOST: usize = 4 << 20;
-/// No instruction: a branch that lands nowhere.
+/// No instruction: the target of a branch that leads nowhere.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Everything that relative branches reach from one entry.
 pub(crate) struct Function {
     pub entry: u64,
-    /// The number of its first instruction among those of all functions that were ever decoded, so that each has a
-    /// separate place.
+    /// The number of its first instruction among those of all functions ever decoded, so that each has its own number.
     pub places: u64,
     pub reading: Reading,
     pub instructions: Vec<Instruction>,
-    /// Where each instruction is.
+    /// The address of each instruction.
     pub addresses: Vec<u64>,
-    /// What each instruction does, found once.
+    /// What each instruction does, determined once.
     pub semantics: Vec<Semantics>,
     /// What each instruction does to scalar registers.
     pub effects: Vec<Effects>,
-    /// The vector registers that each instruction touches, and what it does to loads in flight.
+    /// The vector registers that each instruction touches, and its effect on loads in flight.
     pub touches: Vec<Touch>,
-    /// What each instruction does to pending hazards.
+    /// The effect of each instruction on pending hazards.
     pub transfers: Vec<Transfer>,
-    /// What executes each instruction.
+    /// The unit that executes each instruction.
     pub units: Vec<Unit>,
-    /// The instruction to which each relative branch goes.
+    /// The target instruction of each relative branch.
     pub targets: Vec<u32>,
-    /// The bytes from which all this was read.
+    /// The bytes that it was decoded from.
     bytes: Vec<(u64, Vec<u8>)>,
 }
 
@@ -62,7 +62,7 @@ struct Found {
 }
 
 impl Function {
-    /// Decodes what can be reached from an entry by relative branches.
+    /// Decodes everything that relative branches reach from an entry.
     pub(crate) fn decode(memory: &Memory, entry: u64, reading: Reading) -> Function {
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         let mut work = vec![entry];
@@ -106,7 +106,7 @@ impl Function {
             let after = address.wrapping_add(here.bytes.len() as u64);
             let next = function.addresses.get(index + 1).copied();
             let mut semantics = here.semantics;
-            // Code that jumps into the middle of an instruction: what is there is not followed.
+            // Code that jumps into the middle of an instruction is not followed there.
             if next != Some(after) && !here.instruction.ends_block_for_good() {
                 semantics = Semantics::Hole(Hole::Overlaps);
             }
@@ -144,7 +144,7 @@ impl Function {
         self.addresses.binary_search(&address).ok().map(|index| index as u32)
     }
 
-    /// Where a relative branch goes.
+    /// The target of a relative branch.
     #[inline]
     pub(crate) fn target(&self, index: usize) -> Result<u32, FaultKind> {
         let instruction = &self.instructions[index];
@@ -156,7 +156,7 @@ impl Function {
         }
     }
 
-    /// Whether memory still holds what was decoded.
+    /// Whether memory still holds the decoded bytes.
     pub(crate) fn is_current(&self, memory: &Memory) -> bool {
         let mut now = Vec::new();
         let same = |(address, bytes): &(u64, Vec<u8>)| {
@@ -182,7 +182,7 @@ fn look(memory: &Memory, address: u64, reading: Reading) -> Found {
         None => {
             let word = bytes.first_chunk().map(|&word| u32::from_le_bytes(word));
             Found {
-                // Something has to stand there; it is never executed.
+                // A placeholder that is never executed.
                 instruction: placeholder(),
                 semantics: Semantics::Hole(word.map_or(Hole::Unmapped, Hole::Word)),
                 bytes: bytes[..count.min(4)].to_vec(),

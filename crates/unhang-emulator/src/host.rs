@@ -1,7 +1,7 @@
 //! Functions of one lane, compiled for the host's widest vectors.
 //!
-//! Each is made from the same body as the plain one, for the two modes that nearly all code runs in; mode and host's instructions
-//! are chosen when code is decoded. On other hosts, and in other modes, the plain path computes.
+//! Each is compiled from the body of the plain one, for the two modes that nearly all code runs in. The mode and the
+//! host's instructions are chosen when code is decoded. On other hosts, and in other modes, the plain path computes.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -11,18 +11,17 @@ use crate::registers::{LANES, Lanes};
 
 /// Writes a register in the active lanes, from up to three others; any of them may be the same one.
 ///
-/// It may be called only on a host that has the instructions for which it was compiled.
+/// Call it only on a host that has the instructions for which it was compiled.
 pub(crate) type FastRow = unsafe fn(&Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, u32);
-/// One value of 64 bits a lane.
+/// One 64-bit value per lane.
 pub(crate) type Pairs = [u64; LANES];
-/// Computes lanes from up to three others; results take the place of the first. To be called as
-/// [`FastRow`] is.
+/// Computes lanes from up to three others; results replace the first. Call it as [`FastRow`].
 pub(crate) type FastPairs = unsafe fn(&mut Pairs, &Pairs, &Pairs);
 
 /// A function of one lane, compiled for the host's vectors.
 #[derive(Clone, Copy)]
 pub(crate) struct Fast {
-    /// For the usual mode, and for the one that flushes denormals of singles.
+    /// For the usual mode, and for the one that flushes single-precision denormals.
     pub functions: [FastFunction; 2],
     /// Whether it computes the same in every float mode.
     pub any_mode: bool,
@@ -35,7 +34,7 @@ pub(crate) enum FastFunction {
 }
 
 impl Fast {
-    /// The function for this host and one of the two modes, if it is one of whole registers.
+    /// The function for this host and one of the two modes, if it works on whole registers.
     pub(crate) fn row(self, flushes: bool) -> Option<FastRow> {
         match self.functions[flushes as usize] {
             FastFunction::Row(function) => function.chosen(),
@@ -43,7 +42,7 @@ impl Fast {
         }
     }
 
-    /// The function for this host and one of the two modes, if it is one of lanes of 64 bits.
+    /// The function for this host and one of the two modes, if it works on 64-bit lanes.
     pub(crate) fn pairs(self, flushes: bool) -> Option<FastPairs> {
         match self.functions[flushes as usize] {
             FastFunction::Pairs(function) => function.chosen(),
@@ -59,7 +58,7 @@ pub(crate) struct ByHost<F> {
     pub avx2: F,
 }
 
-/// What the host has.
+/// The instructions that the host has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     Avx512,
@@ -68,7 +67,7 @@ pub(crate) enum Host {
 }
 
 impl Host {
-    /// What this host has, found once.
+    /// The instructions that this host has, determined once.
     pub(crate) fn get() -> Host {
         static HOST: OnceLock<Host> = OnceLock::new();
         *HOST.get_or_init(|| {
@@ -85,8 +84,8 @@ impl Host {
     }
 }
 
-/// Which vectors of the host may be used. Of AVX-512 it is the proof that the host has it, which functions ask for that would
-/// otherwise have to trust their callers.
+/// Which vectors of the host may be used. For AVX-512 it proves that the host has it. Functions that require this proof
+/// need not trust their callers.
 #[derive(Clone, Copy)]
 pub(crate) struct Vectors<const AVX512: bool>(());
 
@@ -98,13 +97,13 @@ impl<const AVX512: bool> Vectors<AVX512> {
 }
 
 impl Vectors<false> {
-    /// What every host can run.
+    /// Vectors that every host can run.
     pub(crate) const PORTABLE: Vectors<false> = Vectors(());
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Vectors<true> {
-    /// The proof. Functions that are compiled for AVX-512 may ask for it, others have to vouch for the host.
+    /// The proof. Functions compiled for AVX-512 may call this; others must guarantee the host's instructions.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) fn avx512() -> Vectors<true> {
@@ -113,7 +112,7 @@ impl Vectors<true> {
 }
 
 impl<F: Copy> ByHost<F> {
-    /// The function for this host; `None` where the plain path has to do.
+    /// The function for this host; `None` if the plain path must be used.
     pub(crate) fn chosen(self) -> Option<F> {
         match Host::get() {
             Host::Avx512 => Some(self.avx512),
@@ -123,7 +122,7 @@ impl<F: Copy> ByHost<F> {
     }
 }
 
-/// The body of every such function; inlined into each, so that it is compiled with its instructions.
+/// The body of every such function, inlined into each, so that it is compiled with its instructions.
 #[inline(always)]
 pub(crate) fn apply<const WIDE: bool>(
     vectors: Vectors<WIDE>,
@@ -160,7 +159,7 @@ pub(crate) fn apply_pairs(
     }
 }
 
-/// Writes results where lanes are on.
+/// Writes results in the active lanes.
 #[inline(always)]
 pub(crate) fn put<const WIDE: bool>(vectors: Vectors<WIDE>, destination: &mut Lanes, results: &Lanes, on: u32) {
     if on == u32::MAX {
@@ -169,7 +168,7 @@ pub(crate) fn put<const WIDE: bool>(vectors: Vectors<WIDE>, destination: &mut La
     }
     #[cfg(target_arch = "x86_64")]
     if vectors.has_avx512() {
-        // SAFETY: the host has the instructions: that is what `vectors` proves.
+        // SAFETY: the host has the instructions, as `vectors` proves.
         unsafe { avx512::put_row(destination, results, on) };
         return;
     }
@@ -179,7 +178,7 @@ pub(crate) fn put<const WIDE: bool>(vectors: Vectors<WIDE>, destination: &mut La
     }
 }
 
-/// Compiles a function of one lane for each set of host instructions: for whole registers, or for lanes of 64 bits.
+/// Compiles a function of one lane for each set of host instructions, for whole registers or for 64-bit lanes.
 macro_rules! for_hosts {
     (Row, $mode:expr, $lane:expr) => {{
         #[cfg(target_arch = "x86_64")]
@@ -236,13 +235,14 @@ pub(crate) mod avx512 {
         unsafe { _mm512_loadu_si512(lanes.as_ptr().cast::<u32>().add((part & 1) * 16).cast()) }
     }
 
-    /// Writes the active ones of sixteen lanes.
+    /// Writes the active lanes of sixteen.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) fn put(destination: &Cell<Lanes>, part: usize, values: __m512i, on: u32) {
         let old = sixteen(destination, part);
         let values = _mm512_mask_mov_epi32(old, (on >> ((part & 1) * 16)) as u16, values);
-        // SAFETY: half of a row. Not with a mask: the host hands on to the next load only what is stored whole.
+        // SAFETY: half of a row. It stores without a mask, because the host forwards only whole stores to the next
+        // load.
         unsafe { _mm512_storeu_si512(destination.as_ptr().cast::<u32>().add((part & 1) * 16).cast(), values) }
     }
 

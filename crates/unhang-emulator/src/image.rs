@@ -1,4 +1,4 @@
-//! Names of kernels, out of the code object that a loader has put into memory: its first segment has the ELF header and
+//! Names of kernels, from the code object that a loader has put into memory: its first segment has the ELF header and
 //! the dynamic symbols.
 
 use unhang_isa::Chip;
@@ -18,13 +18,13 @@ pub(crate) struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// The code object in which an address is: the nearest ELF header at the start of a page before it.
+    /// The code object that contains an address: the nearest ELF header before it at the start of a page.
     pub(crate) fn around(memory: &'a Memory, address: u64) -> Option<Image<'a>> {
         let mut base = address & !(PAGE - 1);
         let last = base.saturating_sub(FAR);
         loop {
             let mut header = [0; 20];
-            // Where nothing is mapped the search ends: a code object is in one piece.
+            // The search ends at unmapped memory: a code object is in one piece.
             memory.read(base, &mut header).ok()?;
             if header.starts_with(b"\x7fELF\x02\x01") && u16::from_le_bytes([header[18], header[19]]) == MACHINE {
                 return Some(Image { memory, base });
@@ -48,12 +48,12 @@ impl<'a> Image<'a> {
         Some(u32::from_le_bytes(bytes))
     }
 
-    /// The chip for which it says that it was compiled.
+    /// The chip for which it was compiled, according to its header.
     pub(crate) fn chip(&self) -> Option<Chip> {
         Chip::from_machine(self.u32(self.base + 48)? as u8)
     }
 
-    /// The address, in memory, of an entry of the dynamic table.
+    /// The address in memory of an entry of the dynamic table.
     fn dynamic(&self, wanted: u64) -> Option<u64> {
         const DYNAMIC: u32 = 2;
         let headers = self.base.checked_add(self.u64(self.base + 32)?)?;
@@ -74,7 +74,7 @@ impl<'a> Image<'a> {
     pub(crate) fn kernel(&self, descriptor: u64) -> Option<String> {
         let [symbols, strings, hash] = [6, 5, 4].map(|tag| self.dynamic(tag));
         let (symbols, strings) = (symbols?, strings?);
-        // The hash table says how many symbols there are; without it the strings follow them.
+        // The hash table gives the number of symbols; without it, the strings follow them.
         let count = hash.and_then(|at| self.u32(at + 4)).map_or(strings.saturating_sub(symbols) / 24, u64::from);
         let wanted = descriptor.checked_sub(self.base)?;
         let symbol =

@@ -5,7 +5,7 @@ use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 use crate::float::half_bits;
 use crate::wave::{EXEC, LANES, Lanes, Type, VCC, Wave};
 
-/// A source, one value a lane, and the lanes for which it exists (permutations can leave some out).
+/// A source, one value per lane, and the lanes for which it exists (permutations can leave some out).
 pub(crate) struct Fetched {
     pub values: [u64; LANES],
     pub valid: u32,
@@ -32,14 +32,19 @@ impl Wave {
             }
             source => fetched.values = [self.uniform(source, kind, wide); LANES],
         }
-        if field == Field::Source0 && matches!(instruction.modifier, Modifier::Dpp16 | Modifier::Dpp8) {
-            self.permute(instruction, &mut fetched);
+        if let Some(permuted) = instruction.permuted_source().filter(|&it| it == field || field == Field::Source0) {
+            let Fetched { values, valid } = self.permute(instruction, &fetched.values);
+            // The lanes that are left out are the same whichever source is permuted.
+            fetched.valid = valid;
+            if field == permuted {
+                fetched.values = values;
+            }
         }
         self.modify(instruction, field, kind, &mut fetched.values);
         fetched
     }
 
-    /// Half selection, absolute value and sign, as the encoding has them.
+    /// Applies half selection, absolute value and sign, as the encoding says.
     fn modify(&self, instruction: &Instruction, field: Field, kind: Type, values: &mut [u64; LANES]) {
         let place = match field {
             Field::Source0 => 0,
@@ -86,9 +91,9 @@ impl Wave {
         }
     }
 
-    /// Data-parallel permutation of source 0.
-    fn permute(&self, instruction: &Instruction, fetched: &mut Fetched) {
-        let old = fetched.values;
+    /// Data-parallel permutation of a source.
+    fn permute(&self, instruction: &Instruction, old: &[u64; LANES]) -> Fetched {
+        let mut fetched = Fetched { values: [0; LANES], valid: u32::MAX };
         let exec = self.exec();
         if instruction.modifier == Modifier::Dpp8 {
             let inactive_too = instruction.bits(0, 9) == 234;
@@ -97,7 +102,7 @@ impl Wave {
                 let readable = inactive_too || exec >> from & 1 == 1;
                 fetched.values[lane] = if readable { old[from] } else { 0 };
             }
-            return;
+            return fetched;
         }
         let control = instruction.high_bits(8, 9);
         let inactive_too = instruction.high_bits(18, 1) == 1;
@@ -124,6 +129,7 @@ impl Wave {
                 fetched.valid &= !(1 << lane);
             }
         }
+        fetched
     }
 
     /// Writes results to the active lanes.
@@ -141,7 +147,7 @@ impl Wave {
             if instruction.modifier == Modifier::Sdwa {
                 value = place_part(old, value, instruction.high_bits(8, 3), instruction.high_bits(11, 2));
             } else if kind.is_half() {
-                // Half results leave the other half of the register as it is.
+                // Half results leave the other half of the register unchanged.
                 value = if high_half { old & 0xffff | value << 16 } else { old & 0xffff_0000 | value & 0xffff };
             }
             self.set_vector_lane(register as usize, lane, value);
@@ -197,7 +203,7 @@ impl Wave {
         }
     }
 
-    /// The mask that a selection or carry takes in.
+    /// The mask that a selection or carry reads.
     pub(crate) fn mask_in(&self, instruction: &Instruction) -> u32 {
         match instruction.definition.operand(Field::Source2) {
             Some(slot) => (self.uniform(instruction.operand(slot), Type::Bits64, true) >> (32 * self.half)) as u32,
@@ -243,7 +249,7 @@ fn select_part(value: u32, select: u32, signed: bool) -> u32 {
     }
 }
 
-/// A result put into a byte or half of the old value.
+/// Puts a result into a byte or half of the old value.
 fn place_part(old: u32, value: u32, select: u32, unused: u32) -> u32 {
     let (shift, width) = match select {
         0..=3 => (select * 8, 8),

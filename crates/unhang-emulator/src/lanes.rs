@@ -1,8 +1,8 @@
 //! What vector instructions compute, lane by lane: pure functions of up to three values, found by name.
 //!
 //! Add, subtract, multiply, fma, conversions and comparisons are exact to the bit in every rounding mode. Reciprocal,
-//! square root, exponential, logarithm, sine and cosine are correctly rounded or nearly so, where the hardware promises
-//! about one unit in the last place; [`crate::Perturbation`] moves them by that much.
+//! square root, exponential, logarithm, sine and cosine are correctly rounded or nearly so. The hardware promises about
+//! one unit in the last place, and [`crate::Perturbation`] moves the results by that much.
 
 mod floats;
 pub(crate) mod operation;
@@ -12,7 +12,7 @@ use crate::bytes;
 use crate::saturate;
 use operation::{LaneOperation, PackedOperation};
 
-/// What an instruction computes, by its name without `_e32` or `_e64`; `None` for what is not a function of one lane.
+/// What an instruction computes, by its name without `_e32` or `_e64`; `None` if it is not a function of one lane.
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     let tables: [fn(&str) -> Option<LaneOperation>; 8] = [
         floats::single_precision,
@@ -27,7 +27,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     tables.into_iter().find_map(|table| table(name))
 }
 
-/// Packed instructions as the function of one half, by name; integers saturate with `clamp`.
+/// The function of one half of a packed instruction, by name; integers saturate with `clamp`.
 pub(crate) fn packed_half(name: &str, clamp: bool) -> Option<PackedOperation> {
     let single_name = match name {
         "v_pk_fma_f16" => "v_fma_f16",
@@ -76,7 +76,7 @@ mod tests {
         (operation(name).unwrap_or_else(|| panic!("{name} is not known")).run)(a, b, c, mode(KEEP))
     }
 
-    /// Every pair of a spread of halves, against exact arithmetic in 128-bit integers.
+    /// Every pair of a selection of halves, against exact arithmetic in 128-bit integers.
     #[test]
     fn half_precision_fma_rounds_once() {
         let exact = |bits: u16| -> i128 {

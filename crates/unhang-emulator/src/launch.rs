@@ -1,4 +1,4 @@
-//! A kernel that is launched: the packet, and everything that is the same for all of its waves.
+//! A launched kernel: the packet, and everything that all of its waves share.
 
 use std::sync::atomic::AtomicBool;
 
@@ -13,30 +13,30 @@ use crate::{Fault, FaultKind, Memory, Observer};
 pub struct Scratch {
     /// `scratch_backing_memory_location`.
     pub address: u64,
-    /// Bytes of all of it.
+    /// Its total size in bytes.
     pub size: u64,
-    /// Bytes of each wave: `WAVESIZE` of `compute_tmpring_size`, which counts units of 1 KiB.
+    /// Bytes per wave: `WAVESIZE` of `compute_tmpring_size`, which counts units of 1 KiB.
     pub bytes_per_wave: u64,
 }
 
-/// What a kernel dispatch packet says, and what its queue adds. Addresses are the device's.
+/// The contents of a kernel dispatch packet, and what its queue adds. Addresses are the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Where the packet itself is; kernels of older compilers read their dimensions there.
+    /// The address of the packet itself; kernels of older compilers read their dimensions there.
     pub packet_address: u64,
-    /// Where the queue (`amd_queue_t`) is.
+    /// The address of the queue (`amd_queue_t`).
     pub queue_address: u64,
-    /// Where the kernel's descriptor is.
+    /// The address of the kernel's descriptor.
     pub kernel_object: u64,
-    /// Where the arguments lie.
+    /// The address of the arguments.
     pub kernarg_address: u64,
     /// Work-items of a workgroup.
     pub workgroup_size: [u16; 3],
     /// Work-items of the whole grid; the last workgroups may be partial.
     pub grid_size: [u32; 3],
-    /// Bytes of private memory a work-item.
+    /// Bytes of private memory per work-item.
     pub private_segment_size: u32,
-    /// Bytes of LDS a workgroup.
+    /// Bytes of LDS per workgroup.
     pub group_segment_size: u32,
     /// Private memory of the queue.
     pub scratch: Scratch,
@@ -47,9 +47,9 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// The base of LDS in flat addresses, unless the driver says something else.
+    /// The base of LDS in flat addresses, unless the driver uses another one.
     pub const LOCAL_APERTURE: u64 = 0x1_0000 << 32;
-    /// The base of private memory in flat addresses, unless the driver says something else.
+    /// The base of private memory in flat addresses, unless the driver uses another one.
     pub const PRIVATE_APERTURE: u64 = 0x2_0000 << 32;
 
     /// The packet as it is in a queue, without header and signal.
@@ -67,7 +67,7 @@ impl Packet {
     }
 }
 
-/// A kernel that is being run.
+/// A running kernel.
 pub(crate) struct Launch<'a> {
     pub memory: &'a Memory,
     pub code: &'a Code<'a>,
@@ -81,15 +81,15 @@ pub(crate) struct Launch<'a> {
     pub threads: usize,
     /// Whether instructions may take the fast path.
     pub fast: bool,
-    /// Whether accesses of two waves to the same bytes are looked at.
+    /// Whether accesses of two waves to the same bytes are checked.
     pub races: bool,
     /// Whether DS instructions beyond LDS stop the kernel.
     pub local_bounds: bool,
-    /// The numbers of the workgroups that are run, if not all are.
+    /// The numbers of the workgroups to run, if not all.
     pub only: Option<&'a [u64]>,
-    /// Who sees each instruction.
+    /// Sees each instruction.
     pub observer: Option<&'a dyn Observer>,
-    /// The function in which an address is, by name, with its start: for faults.
+    /// The name and start of the function that contains an address, for faults.
     pub name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
 }
 

@@ -1,8 +1,8 @@
 //! An RDNA1 that executes code objects on the CPU.
 //!
 //! [`Machine`] loads a code object, holds global memory, and runs kernels: workgroups in parallel, the waves of a
-//! workgroup in turns between barriers, 32 lanes at a time. Every access to memory is checked. In gfx1010 mode it follows
-//! the hazard rules of `unhang-isa` along the path that is executed and stops where the hardware might hang or compute
+//! workgroup in turns between barriers, 32 lanes at a time. Every access to memory is checked. In gfx1010 mode it
+//! applies the hazard rules of `unhang-isa` along the executed path, and stops where the hardware might hang or compute
 //! nonsense.
 //!
 //! ```
@@ -14,26 +14,20 @@
 //! // axpy(const float* x, float* y, float a, int n)
 //! let mut arguments: Vec<u8> = [x, y].iter().flat_map(|address| address.to_le_bytes()).collect();
 //! arguments.extend(0.5f32.to_le_bytes().into_iter().chain(100i32.to_le_bytes()));
-//! let dispatch = Dispatch {
-//!     kernel: "axpy",
-//!     workgroups: [1, 1, 1],
-//!     workgroup_size: [256, 1, 1],
-//!     arguments: &arguments,
-//!     dynamic_local: 0,
-//! };
+//! let dispatch = Dispatch::new("axpy", [1, 1, 1], [256, 1, 1], &arguments);
 //! let counts = machine.run(&dispatch).unwrap();
 //! assert_eq!(machine.memory.read_floats(y, 100).unwrap(), [2.5; 100]);
 //! assert!(counts.instructions() > 0);
 //! ```
 //!
-//! It executes what compilers emit for compute kernels; an instruction that it does not know is a fault by name, never
-//! a guess. It counts cycles of issue but does not model time, caches or the order in which real hardware lets waves run, and knows nothing of
-//! convolutions or drivers.
+//! It executes what compilers emit for compute kernels. An unknown instruction is a named fault, never a guess. It
+//! counts cycles of issue, but models neither time nor caches, nor the order in which real hardware runs waves. It
+//! knows nothing about convolutions or drivers.
 //!
-//! Floors, of which each knows those below: *state* (`registers`, `float`, `wave`, `memory`), *semantics* (`lanes`, `host`, `access`,
-//! `scalar`, `vector`, `surroundings`, `memory_access`, found by `semantics`), *plain* (`function`, `waits`, `pending`, `observe`, `plain`: one
-//! instruction after another), *fast* (`fast`: resolved, in stretches), and who runs them (`code`, `launch`, `execute`, `dispatch`,
-//! `machine`).
+//! It has floors, each of which knows those below. *State*: `registers`, `float`, `wave`, `memory`. *Semantics*:
+//! `lanes`, `host`, `access`, `scalar`, `vector`, `surroundings`, `memory_access`, found by `semantics`. *Plain*:
+//! `function`, `waits`, `pending`, `observe`, `plain`: one instruction after another. *Fast*: `fast`: resolved, in
+//! stretches. The top floor runs them: `code`, `launch`, `execute`, `dispatch`, `machine`.
 
 #![deny(unsafe_code)]
 #![allow(clippy::needless_range_loop, reason = "several arrays are walked together, lane by lane")]

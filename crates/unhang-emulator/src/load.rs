@@ -15,10 +15,10 @@ pub(crate) struct LoadedFunction {
     pub wave64: bool,
 }
 
-/// A kernel that can be started.
+/// A kernel that can be launched.
 pub(crate) struct LoadedKernel {
     pub name: String,
-    /// Where its descriptor is.
+    /// The address of its descriptor.
     pub address: u64,
     pub descriptor: KernelDescriptor,
     pub metadata: Option<KernelMetadata>,
@@ -33,7 +33,7 @@ pub(crate) struct LoadedObject {
 }
 
 impl LoadedObject {
-    /// The function in which an address is.
+    /// The function that contains an address.
     pub(crate) fn function(&self, address: u64) -> Option<&LoadedFunction> {
         let place = self.functions.partition_point(|function| function.base <= address);
         let function = self.functions.get(place.checked_sub(1)?)?;
@@ -45,7 +45,7 @@ impl LoadedObject {
 pub(crate) fn load(bytes: &[u8], memory: &mut Memory) -> Result<LoadedObject, ElfError> {
     let object = CodeObject::parse(bytes)?;
     let chip = object.chip().ok_or(ElfError::NotGpu { machine: object.flags as u16, class: 2 })?;
-    // One allocation from the lowest to the highest address, so that code finds its data at the distance it expects.
+    // One allocation from the lowest to the highest address, so that code finds its data at the expected distance.
     let segments: Vec<_> = object.segments().collect();
     let limit = bytes.len() as u64 * 64;
     let end = segments.iter().filter_map(|segment| segment.address.checked_add(segment.memory_size)).max().unwrap_or(0);

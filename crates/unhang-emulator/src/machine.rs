@@ -1,4 +1,4 @@
-//! The machine: code objects, memory, and kernels that are launched.
+//! The machine: code objects, memory, and launched kernels.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,57 +19,64 @@ use crate::semantics::Semantics;
 use crate::settings::{Mode, Perturbation};
 use crate::{Counts, Fault, FaultKind, Memory, Observer};
 
-/// A kernel to be run.
+/// A kernel to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Dispatch<'a> {
     /// The kernel's name.
     pub kernel: &'a str,
-    /// How many workgroups.
+    /// The number of workgroups.
     pub workgroups: [u32; 3],
     /// Lanes of a workgroup.
     pub workgroup_size: [u32; 3],
-    /// The arguments as they lie in memory. What the runtime would add behind them is added.
+    /// The arguments as they are in memory. The arguments that the runtime would append are added.
     pub arguments: &'a [u8],
-    /// Bytes of local memory beside what the kernel declares.
+    /// Bytes of local memory in addition to what the kernel declares.
     pub dynamic_local: u32,
+}
+
+impl<'a> Dispatch<'a> {
+    /// With the local memory that the kernel declares.
+    pub fn new(kernel: &'a str, workgroups: [u32; 3], workgroup_size: [u32; 3], arguments: &'a [u8]) -> Dispatch<'a> {
+        Dispatch { kernel, workgroups, workgroup_size, arguments, dynamic_local: 0 }
+    }
 }
 
 /// A code object in a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object(usize);
 
-/// An emulated card: memory, and the code objects that are loaded.
+/// An emulated card: memory, and loaded code objects.
 pub struct Machine {
     /// Global memory.
     pub memory: Memory,
     /// Which checks are enabled.
     pub mode: Mode,
-    /// How many instructions a wave may execute.
+    /// The most instructions that a wave may execute.
     pub budget: u64,
-    /// How approximate instructions come out.
+    /// The outcome of approximate instructions.
     pub perturbation: Perturbation,
-    /// Threads on which workgroups run; 0 for one on each core.
+    /// The number of threads that run workgroups; 0 for one per core.
     pub threads: usize,
-    /// Whether instructions may take the fast path. The plain one computes the same, and is there to be compared with.
+    /// Whether instructions may take the fast path. The plain one computes the same, for comparison.
     pub fast: bool,
-    /// Whether a kernel stops where two waves of a workgroup touch the same bytes of LDS or of global memory with neither a
-    /// barrier nor atomics between them. Slow.
+    /// Whether a kernel stops when two waves of a workgroup touch the same bytes with neither a barrier nor atomics
+    /// between them. The bytes are those of LDS and of global memory. Slow.
     pub races: bool,
-    /// Whether a DS instruction beyond the LDS of its workgroup stops the kernel. On the card it does not: what is read there is zero, and what is
-    /// written is dropped; such words are counted.
+    /// Whether a DS instruction beyond the LDS of its workgroup stops the kernel. On the card it does not: reads give
+    /// zero, and writes are dropped. Such words are counted.
     pub local_bounds: bool,
-    /// The numbers of the workgroups that are run, in the order of the grid, x first; all if none are named. The results of the others stay
-    /// unwritten: for whoever counts.
+    /// The numbers of the workgroups to run, in the order of the grid, x first; all if none are named. The others write
+    /// no results: this is for counting.
     pub only: Option<Vec<u64>>,
-    /// Who sees each instruction before it is executed. Slow, on one thread.
+    /// Sees each instruction before it executes. Slow, on one thread.
     pub observer: Option<Arc<dyn Observer>>,
     objects: Vec<LoadedObject>,
     cache: CodeCache,
 }
 
-/// Private memory of a launch.
+/// The most private memory of a launch.
 const MAX_SCRATCH: u64 = 1 << 30;
-/// Workgroups of a launch that have private memory at the same time.
+/// The workgroups of a launch that have private memory at the same time.
 const PRIVATE_GROUPS: u64 = 64;
 
 impl Machine {
@@ -91,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// A machine with one code object, which [`Machine::run`] means.
+    /// A machine with one code object, which [`Machine::run`] uses.
     pub fn load(code_object: &[u8], mode: Mode) -> Result<Machine, ElfError> {
         let mut machine = Machine::new(mode);
         machine.add(code_object)?;
@@ -109,13 +116,13 @@ impl Machine {
         self.objects.iter().flat_map(|object| &object.kernels).map(|kernel| kernel.name.as_str())
     }
 
-    /// What an object's metadata says of a kernel: its arguments, its registers.
+    /// An object's metadata of a kernel: its arguments, its registers.
     pub fn metadata(&self, object: Object, kernel: &str) -> Option<&KernelMetadata> {
         self.objects.get(object.0)?.kernels.iter().find(|found| found.name == kernel)?.metadata.as_ref()
     }
 
-    /// The instructions of a kernel, or of all functions, that the emulator does not know; with how often each stands
-    /// in the code.
+    /// The instructions of a kernel, or of all functions, that the emulator does not know, each with the number of its
+    /// occurrences in the code.
     pub fn unsupported(&self, kernel: Option<&str>) -> BTreeMap<&'static str, usize> {
         let mut names = BTreeMap::new();
         let functions = self.objects.iter().flat_map(|object| object.functions.iter().map(move |it| (object, it)));
@@ -129,7 +136,7 @@ impl Machine {
             let Some(program) = decoded.flat_map(|chip| Program::decode(&code, chip, function.wave64)).next() else {
                 continue;
             };
-            // Behind the end of a function comes padding that is never reached.
+            // Padding after the end of a function is never reached.
             for instruction in &program.instructions {
                 let name = instruction.definition.mnemonic;
                 if matches!(Semantics::of(instruction), Semantics::Unsupported) && name != "s_code_end" {
@@ -140,7 +147,7 @@ impl Machine {
         names
     }
 
-    /// The chip for which the first object says that it was compiled.
+    /// The chip for which the first object was compiled, according to its header.
     pub fn target(&self) -> Option<Chip> {
         self.objects.first().map(|object| object.chip)
     }
@@ -170,7 +177,7 @@ impl Machine {
         let object = self.objects.get(object.0);
         let kernel = object.and_then(|object| object.kernels.iter().find(|kernel| kernel.name == dispatch.kernel));
         let (Some(object), Some(kernel)) = (object, kernel) else { return Err(start_fault(FaultKind::NoKernel)) };
-        // Arguments, packet and private memory are this launch's alone.
+        // Arguments, packet and private memory belong to this launch only.
         let mut memory = self.memory.clone();
         let packet = packet_for(&mut memory, kernel, dispatch).map_err(start_fault)?;
         let name = |address: u64| match object.function(address) {
@@ -182,11 +189,11 @@ impl Machine {
         self.launch(&memory, &code, &packet, kernel.descriptor, &never, &name).run()
     }
 
-    /// Runs a kernel whose descriptor and code lie in `memory`, as a packet processor does, to its end or until `stop` is
-    /// set. Several dispatches may run at the same time, from several threads.
+    /// Runs a kernel whose descriptor and code are in `memory`, as a packet processor does, to its end or until `stop`
+    /// is set. Several dispatches may run at the same time, from several threads.
     ///
-    /// Nothing of the machine's own memory is used. The packet's LDS and private memory are as the packet says, whatever
-    /// the descriptor does. A launch that is stopped ends with [`FaultKind::Stopped`].
+    /// This uses nothing of the machine's own memory. LDS and private memory are as the packet says, whatever the
+    /// descriptor says. A stopped launch ends with [`FaultKind::Stopped`].
     pub fn dispatch(&self, memory: &Memory, packet: &Packet, stop: &AtomicBool) -> Result<Counts, Fault> {
         let mut bytes = [0; KernelDescriptor::SIZE];
         let image = Image::around(memory, packet.kernel_object);
@@ -222,7 +229,7 @@ impl Machine {
     ) -> Launch<'a> {
         let &Machine { mode, budget, perturbation, threads, races, local_bounds, .. } = self;
         let (only, observer) = (self.only.as_deref(), self.observer.as_deref());
-        // What is noted for each instruction is noted on the plain path.
+        // Per-instruction records are made on the plain path.
         let fast = self.fast && !races && observer.is_none();
         Launch {
             memory,
@@ -244,7 +251,7 @@ impl Machine {
     }
 }
 
-/// The name of the kernel whose descriptor is at an address, if the code object around it in memory tells it.
+/// The name of the kernel whose descriptor is at an address, if the code object around it in memory has it.
 pub fn kernel_name(memory: &Memory, kernel_object: u64) -> Option<String> {
     Image::around(memory, kernel_object)?.kernel(kernel_object)
 }
@@ -287,11 +294,11 @@ fn packet_for(memory: &mut Memory, kernel: &LoadedKernel, dispatch: &Dispatch<'_
     Ok(packet)
 }
 
-/// The arguments with what the runtime adds for the compiler's own use.
+/// The arguments, and what the runtime adds for the compiler's own use.
 fn kernel_arguments(kernel: &LoadedKernel, dispatch: &Dispatch<'_>) -> Vec<u8> {
     let mut bytes = dispatch.arguments.to_vec();
     let size = (kernel.descriptor.kernarg_size as usize).max(bytes.len());
-    // Compilers load a little more than they need where that makes one load of two; the runtime leaves room for it.
+    // Compilers load slightly more than they need if that merges two loads; the runtime leaves room for it.
     bytes.resize(size.min(64 << 10).max(bytes.len()).next_multiple_of(64), 0);
     let Some(metadata) = &kernel.metadata else { return bytes };
     for argument in &metadata.arguments {

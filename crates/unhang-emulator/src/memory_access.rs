@@ -10,7 +10,7 @@ use crate::buffer_format::{DataFormat, IDENTITY, Typed};
 use crate::surroundings::{Surroundings, Target};
 use crate::wave::{LANES, M0, Wave};
 
-/// The first registers of what a memory instruction stores and loads.
+/// The first registers that a memory instruction stores from and loads to.
 #[derive(Clone, Copy)]
 struct MemoryRegisters {
     data: usize,
@@ -45,7 +45,7 @@ struct Atomic {
     compare: Comparison,
 }
 
-/// A memory instruction of a wave, done lane by lane.
+/// A memory instruction of a wave, executed lane by lane.
 struct LaneAccess<'a, 'b> {
     wave: &'a mut Wave,
     instruction: &'a Instruction,
@@ -54,7 +54,7 @@ struct LaneAccess<'a, 'b> {
 }
 
 impl LaneAccess<'_, '_> {
-    /// Most loads of a fast kernel: whole words out of local memory.
+    /// Loads whole words from local memory: most loads of a fast kernel.
     fn load_local_words(&mut self, count: u8) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         let addresses = self.wave.vector(self.instruction.high_bits(0, 8) as u8);
@@ -70,7 +70,7 @@ impl LaneAccess<'_, '_> {
         Ok(())
     }
 
-    /// Words, or a part of one.
+    /// Loads words, or a part of one.
     fn load_words(&mut self, count: u8, part: WordPart) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         for lane in lanes {
@@ -101,27 +101,39 @@ impl LaneAccess<'_, '_> {
         Ok(())
     }
 
-    /// From a buffer to local memory.
+    /// Loads from a buffer to local memory.
     fn load_to_local(&mut self, part: WordPart) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
-        let start = (self.wave.scalar(M0 as u8) & 0xffff) + self.instruction.bits(0, 12);
         for lane in lanes {
             let value = self.around.load(self.wave.target(self.instruction, lane)?, part.size())?;
-            let target = Target::Local(start + self.wave.number_of(lane) as u32 * 4);
-            self.around.store(target, 4, widen(value, part, 0))?;
+            self.put_local(lane, widen(value, part, 0))?;
         }
         Ok(())
     }
 
-    /// An element of a typed buffer.
-    fn load_typed(&mut self, typed: Typed) -> Result<(), FaultKind> {
+    /// Loads the first component of a typed buffer's element to local memory.
+    fn load_typed_to_local(&mut self, typed: Typed) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         for lane in lanes {
-            let (place, format) = self.wave.typed_place(self.instruction, typed, lane)?;
-            let element = self.around.load_element(place, format.bytes())?;
-            let (selects, count) = (selects(self.instruction, place), typed.registers() as usize);
+            let [value, ..] = self.element(typed, lane, [0; 4])?;
+            self.put_local(lane, value)?;
+        }
+        Ok(())
+    }
+
+    /// Stores what a lane loaded to local memory.
+    fn put_local(&mut self, lane: usize, value: u32) -> Result<(), FaultKind> {
+        let start = (self.wave.scalar(M0 as u8) & 0xffff) + self.instruction.bits(0, 12);
+        self.around.store(Target::Local(start + self.wave.number_of(lane) as u32 * 4), 4, value)
+    }
+
+    /// Loads an element of a typed buffer.
+    fn load_typed(&mut self, typed: Typed) -> Result<(), FaultKind> {
+        let lanes = self.wave.lanes_on_now();
+        let count = typed.registers() as usize;
+        for lane in lanes {
             let old = std::array::from_fn(|word| self.wave.vector_lane(self.registers.data + word % count, lane));
-            let new = typed.load(format, element, selects, old).ok_or(FaultKind::Unsupported)?;
+            let new = self.element(typed, lane, old)?;
             for (word, &value) in new.iter().enumerate().take(count) {
                 self.wave.set_vector_lane(self.registers.data + word, lane, value);
             }
@@ -129,14 +141,24 @@ impl LaneAccess<'_, '_> {
         Ok(())
     }
 
+    /// The registers of a lane after a typed load, given their contents before.
+    fn element(&mut self, typed: Typed, lane: usize, old: [u32; 4]) -> Result<[u32; 4], FaultKind> {
+        let (place, format) = self.wave.typed_place(self.instruction, typed, lane)?;
+        let element = self.around.load_element(place, format.bytes())?;
+        typed.load(format, element, selects(self.instruction, place), old).ok_or(FaultKind::Unsupported)
+    }
+
     /// Stores an element of a typed buffer.
     fn store_typed(&mut self, typed: Typed) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         for lane in lanes {
             let (place, format) = self.wave.typed_place(self.instruction, typed, lane)?;
+            if place.in_range(format.bytes()).is_none() {
+                continue;
+            }
             let count = typed.registers() as usize;
             let values = std::array::from_fn(|word| self.wave.vector_lane(self.registers.data + word % count, lane));
-            // What another order of components does to a store is not written down.
+            // No source describes what another order of components does to a store.
             let ordered = selects(self.instruction, place) == IDENTITY;
             let element = typed.store(format, values).filter(|_| ordered).ok_or(FaultKind::Unsupported)?;
             self.around.store_element(place, format.bytes(), element)?;
@@ -144,7 +166,7 @@ impl LaneAccess<'_, '_> {
         Ok(())
     }
 
-    /// From two places in local memory.
+    /// Loads from two places in local memory.
     fn load_two(&mut self, count: u8, stride: u32) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         let offsets = [self.instruction.bits(0, 8) * stride, self.instruction.bits(8, 8) * stride];
@@ -162,7 +184,7 @@ impl LaneAccess<'_, '_> {
         Ok(())
     }
 
-    /// To two places in local memory.
+    /// Stores to two places in local memory.
     fn store_two(&mut self, count: u8, stride: u32) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         let offsets = [self.instruction.bits(0, 8) * stride, self.instruction.bits(8, 8) * stride];
@@ -178,7 +200,7 @@ impl LaneAccess<'_, '_> {
         Ok(())
     }
 
-    /// An atomic operation.
+    /// Executes an atomic operation.
     fn run_atomic(&mut self, atomic: Atomic) -> Result<(), FaultKind> {
         let lanes = self.wave.lanes_on_now();
         let number = |wave: &Wave, register: usize, lane| {
@@ -229,6 +251,7 @@ impl Wave {
             Access::Load { count, part } => return lanes.load_words(count, part),
             Access::Store { count, part } => return lanes.store_words(count, part),
             Access::LoadToLocal { part } => return lanes.load_to_local(part),
+            Access::TypedLoadToLocal(typed) => return lanes.load_typed_to_local(typed),
             Access::TypedLoad(typed) => return lanes.load_typed(typed),
             Access::TypedStore(typed) => return lanes.store_typed(typed),
             Access::LoadTwo { count, stride } => return lanes.load_two(count, stride),
@@ -242,13 +265,13 @@ impl Wave {
         Ok(())
     }
 
-    /// The lanes of this half that are on.
+    /// The active lanes of this half.
     fn lanes_on_now(&self) -> impl Iterator<Item = usize> + use<> {
         let exec = self.exec();
         (0..LANES).filter(move |lane| exec >> lane & 1 == 1)
     }
 
-    /// A permutation of all lanes through the crossbar of local memory.
+    /// Permutes all lanes through the crossbar of local memory.
     fn permute_lanes(&mut self, instruction: &Instruction, registers: MemoryRegisters, backward: bool) {
         let exec = self.exec();
         let lanes = self.lanes_on_now();
@@ -269,7 +292,7 @@ impl Wave {
         }
     }
 
-    /// Whether an access of several words to local memory, by its own address or by a flat one, is not aligned in some lane.
+    /// Whether a multi-word access to local memory, by its own address or a flat one, is misaligned in some lane.
     pub(crate) fn is_misaligned(&self, instruction: &Instruction) -> bool {
         let Some((size, offset)) = wide_local_access(instruction) else { return false };
         let address = |lane| match instruction.format() {
@@ -282,19 +305,19 @@ impl Wave {
         self.lanes_on_now().filter_map(address).any(|address| address % size != 0)
     }
 
-    /// Where a scalar load reads, and how far that is from its base.
+    /// The address of a scalar load, and its distance from the base. The two lowest bits of each part count as zero.
     pub(crate) fn scalar_address(&self, instruction: &Instruction) -> (u64, u64) {
         let base = instruction.bits(0, 6) as u8 * 2;
         let offset = (((instruction.second_word() << 11) as i32) >> 11) as i64;
         let register = self.scalar(instruction.high_bits(25, 7) as u8) as u64;
         let buffer = instruction.definition.mnemonic.starts_with("s_buffer");
         let start = if buffer { self.scalar64(base) & 0xffff_ffff_ffff } else { self.scalar64(base) };
-        let relative = (offset as u64).wrapping_add(register);
-        (start.wrapping_add(relative) & !3, relative)
+        let relative = (offset as u64 & !3).wrapping_add(register & !3);
+        ((start & !3).wrapping_add(relative), relative)
     }
 
-    /// In which memory, and where in it, a lane's access of this many bytes begins; nothing out of the range of a buffer, or
-    /// where it is a fault.
+    /// The memory, and the address in it, at which a lane's access of this many bytes begins. `None` if it is outside a
+    /// buffer's range, or a fault.
     pub(crate) fn place(&self, instruction: &Instruction, lane: usize, bytes: u32) -> Option<(Space, u64)> {
         let target = self.target(instruction, lane).ok()?;
         let space = match target {
@@ -315,8 +338,12 @@ impl Wave {
         let buffer = instruction.definition.mnemonic.starts_with("s_buffer");
         let (address, relative) = self.scalar_address(instruction);
         let destination = Wave::destination(instruction, Field::Destination).unwrap_or(125);
-        // Read once: what is loaded may overwrite it.
+        // Read once: the load may overwrite it.
         let limit = if buffer { self.buffer_resource(base).scalar_size() } else { u64::MAX };
+        // AMD's documents call an offset below zero undefined. Compilers emit none for buffers.
+        if buffer && (relative as i64) < 0 {
+            return Err(FaultKind::Unsupported);
+        }
         for word in 0..count {
             let inside = relative.wrapping_add(word as u64 * 4 + 4) <= limit;
             let value = if inside { around.global.load(address + word as u64 * 4, 4)? } else { 0 };
@@ -327,7 +354,7 @@ impl Wave {
         Ok(())
     }
 
-    /// Where a lane's access goes.
+    /// The target of a lane's access.
     fn target(&self, instruction: &Instruction, lane: usize) -> Result<Target, FaultKind> {
         let address = instruction.high_bits(0, 8) as usize;
         let low = self.vector_lane(address, lane);
@@ -336,7 +363,7 @@ impl Wave {
             Format::Mubuf | Format::Mtbuf => self.buffer_place(instruction, lane).map(Target::Buffer),
             Format::Scratch => {
                 let scalar = instruction.high_bits(16, 7) as u8;
-                // One of both gives the offset.
+                // One of the two is the offset.
                 let base = if matches!(scalar, 0x7d | 0x7f) { low } else { self.scalar(scalar) };
                 self.private_target(base.wrapping_add_signed(instruction.flat_offset()), lane)
             }
@@ -359,7 +386,7 @@ impl Wave {
         }
     }
 
-    /// A lane's own memory: words of all lanes lie side by side.
+    /// A lane's own memory, in which the words of all lanes alternate.
     fn private_target(&self, offset: u32, lane: usize) -> Result<Target, FaultKind> {
         let (base, size) = self.scratch;
         if offset >= size {
@@ -373,7 +400,7 @@ impl Wave {
         Target::Private { base, offset, lane: self.number_of(lane) as u8, lanes: lanes as u8 }
     }
 
-    /// The number of a lane of the half that is executed, in its wave.
+    /// The number in its wave of a lane of the half that is being executed.
     fn number_of(&self, lane: usize) -> usize {
         lane + self.half * LANES
     }
@@ -383,12 +410,12 @@ impl Wave {
         BufferResource::new([0, 1, 2, 3].map(|word| self.scalar((first + word) & 127)))
     }
 
-    /// Where a lane's access to a buffer goes.
+    /// The target of a lane's access to a buffer.
     fn buffer_place(&self, instruction: &Instruction, lane: usize) -> Result<BufferPlace, FaultKind> {
         let resource = self.buffer_resource((instruction.high_bits(16, 5) * 4) as u8);
         let (address, [has_offset, has_index]) =
             (instruction.high_bits(0, 8) as usize, [12, 13].map(|bit| instruction.bits(bit, 1) == 1));
-        // The index stands before the offset.
+        // The index comes before the offset.
         let index = if has_index { self.vector_lane(address, lane) as u64 } else { 0 };
         let offset = if has_offset { self.vector_lane(address + has_index as usize, lane) as u64 } else { 0 };
         let scalar_offset = match unhang_isa::OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0) {
@@ -407,10 +434,11 @@ impl Wave {
     /// The format of an element: the instruction's, or the descriptor's.
     pub(crate) fn data_format(&self, instruction: &Instruction, typed: Typed) -> Option<DataFormat> {
         let resource = self.buffer_resource((instruction.high_bits(16, 5) * 4) as u8);
-        DataFormat::new(typed.format.unwrap_or(resource.format))
+        // Nothing of an unbound buffer is in range, so that any format does.
+        DataFormat::new(if resource.is_unbound() { 1 } else { typed.format.unwrap_or(resource.format) })
     }
 
-    /// Where a lane's element is, and its format.
+    /// The position and format of a lane's element.
     fn typed_place(
         &self,
         instruction: &Instruction,
@@ -426,23 +454,33 @@ impl Wave {
         let values = self.vector(instruction.high_bits(0, 8) as u8);
         let control = instruction.bits(0, 16) as usize;
         for lane in (0..LANES).filter(|lane| exec >> lane & 1 == 1) {
-            let from = if control & 0x8000 != 0 {
-                lane & !3 | control >> ((lane & 3) * 2) & 3
-            } else {
-                ((lane & (control & 31)) | (control >> 5 & 31)) ^ (control >> 10 & 31)
-            };
+            let from = swizzle_source(control, lane);
             let value = if exec >> from & 1 == 1 { values[from] } else { 0 };
             self.set_vector_lane(destination, lane, value);
         }
     }
 }
 
-/// The components that a typed access selects: the descriptor says it where it says the format, too.
+/// The lane whose value `ds_swizzle_b32` gives to a lane.
+fn swizzle_source(control: usize, lane: usize) -> usize {
+    let (mask, count) = (control & 31, control >> 5 & 31);
+    match control {
+        // As a fast Fourier transform reorders its data.
+        0xe000.. => ((lane as u8).reverse_bits() >> 3) as usize >> mask.count_ones() | lane & mask,
+        // A rotation, to the right with bit 10; lanes keep the bits of the mask.
+        0xc000.. if control >> 10 & 1 == 1 => lane & mask | ((lane + LANES - count) % LANES) & !mask,
+        0xc000.. => lane & mask | ((lane + count) % LANES) & !mask,
+        0x8000.. => lane & !3 | control >> ((lane & 3) * 2) & 3,
+        _ => ((lane & mask) | count) ^ (control >> 10 & 31),
+    }
+}
+
+/// The components that a typed access selects: from the descriptor, if the format is from there too.
 fn selects(instruction: &Instruction, place: BufferPlace) -> [u8; 4] {
     if instruction.format() == Format::Mtbuf { IDENTITY } else { place.resource.selects }
 }
 
-/// What becomes of a register whose lane loads a part of a word.
+/// The new contents of a register whose lane loads a part of a word.
 pub(crate) fn widen(value: u32, part: WordPart, old: u32) -> u32 {
     match part {
         WordPart::Word => value,

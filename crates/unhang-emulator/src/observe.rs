@@ -7,13 +7,13 @@ use crate::semantics::Semantics;
 use crate::waits::Touch;
 use crate::wave::{LANES, M0, VCC, Wave};
 
-/// Sees each instruction before it is executed. Waves of a launch that is watched run one after the other, slowly.
+/// Sees each instruction before it executes. Waves of a watched launch run one after the other, slowly.
 pub trait Observer: Send + Sync {
-    /// What is about to be executed; says whether it goes on.
+    /// The wave before its next instruction. Returns whether to continue.
     fn before(&self, moment: &Moment<'_>) -> Follow;
 }
 
-/// Whether a kernel goes on.
+/// Whether a kernel continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
     /// With this instruction.
@@ -24,7 +24,7 @@ pub enum Follow {
     EndWave,
 }
 
-/// What an instruction is about to do to memory, lane by lane.
+/// The memory accesses that an instruction is about to make, lane by lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// Which memory.
@@ -35,11 +35,11 @@ pub struct Touched {
     pub atomic: bool,
     /// Bytes at each address.
     pub bytes: u32,
-    /// Where, in the order of the active lanes; two for each lane where an instruction names two places.
+    /// The addresses, in the order of the active lanes; two per lane if an instruction names two places.
     pub addresses: Vec<u64>,
 }
 
-/// The vector registers that an instruction names, a bit for each of the 256.
+/// The vector registers that an instruction names, one bit for each of the 256.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VectorOperands {
     /// Those that it reads.
@@ -66,7 +66,7 @@ impl Moment<'_> {
         self.address.wrapping_sub(self.entry) as i64
     }
 
-    /// The place of the workgroup in the grid.
+    /// The position of the workgroup in the grid.
     pub fn workgroup(&self) -> [u32; 3] {
         self.wave.workgroup
     }
@@ -81,12 +81,12 @@ impl Moment<'_> {
         self.instruction.text(self.wave.wave64).to_string()
     }
 
-    /// Lanes that are on.
+    /// The active lanes.
     pub fn exec(&self) -> u64 {
         self.wave.exec64()
     }
 
-    /// The mask of the last comparison, as far as it went to VCC.
+    /// The mask of the last comparison, if it went to VCC.
     pub fn vcc(&self) -> u64 {
         self.wave.vcc64()
     }
@@ -101,12 +101,12 @@ impl Moment<'_> {
         (self.wave.scalars[M0], &self.wave.scalars[..VCC])
     }
 
-    /// How many vector registers the kernel has.
+    /// The number of vector registers of the kernel.
     pub fn vector_registers(&self) -> usize {
         self.wave.registers
     }
 
-    /// A vector register, one value a lane; nothing past the kernel's registers.
+    /// A vector register, one value per lane; empty past the kernel's registers.
     pub fn vector(&self, register: usize) -> Vec<u32> {
         let halves = if self.wave.wave64 { 2 } else { 1 };
         let rows = (0..halves).filter(|_| register < self.wave.registers);
@@ -119,7 +119,8 @@ impl Moment<'_> {
         VectorOperands { reads: reads.words(), writes: writes.words() }
     }
 
-    /// What the instruction is about to do to memory; nothing for what touches none. Of a wave of 64 lanes, the lower half.
+    /// The memory accesses that the instruction is about to make; `None` if there are none. For a wave of 64 lanes,
+    /// those of the lower half.
     pub fn touched(&self) -> Option<Touched> {
         let Semantics::Memory(access) = *self.semantics else { return None };
         let (bytes, writes, atomic) = match access {
@@ -131,7 +132,9 @@ impl Moment<'_> {
             Access::Load { count, part } => (count as u32 * part.size(), false, false),
             Access::Store { count, part } => (count as u32 * part.size(), true, false),
             Access::LoadToLocal { part } => (part.size(), false, false),
-            Access::TypedLoad(typed) => (self.wave.data_format(self.instruction, typed)?.bytes(), false, false),
+            Access::TypedLoad(typed) | Access::TypedLoadToLocal(typed) => {
+                (self.wave.data_format(self.instruction, typed)?.bytes(), false, false)
+            }
             Access::TypedStore(typed) => (self.wave.data_format(self.instruction, typed)?.bytes(), true, false),
             Access::LoadTwo { count, .. } => (count as u32 * 4, false, false),
             Access::StoreTwo { count, .. } => (count as u32 * 4, true, false),
@@ -148,7 +151,7 @@ impl Moment<'_> {
                     let offsets = [0, 8].map(|low| self.instruction.bits(low, 8) * stride);
                     addresses.extend(offsets.map(|offset| base.wrapping_add(offset) as u64));
                 }
-                // A lane whose access is a fault is found when the instruction is executed.
+                // A faulting lane is found when the instruction executes.
                 _ => addresses.extend(self.wave.place(self.instruction, lane, bytes).map(|(found, address)| {
                     space = found;
                     address

@@ -13,7 +13,7 @@ impl Wave {
     pub(crate) fn run_packed(&mut self, instruction: &Instruction, packed: PackedOperation) {
         let run = packed.run;
         let is_float = packed.half == Type::Float16;
-        // Constants of integers are those of 32 bits.
+        // Integer constants are those of 32 bits.
         let kind = if is_float { Type::Packed16 } else { Type::Bits32 };
         let clamp = instruction.bits(15, 1) == 1 && is_float;
         let mut sources =
@@ -54,7 +54,7 @@ impl Wave {
         let select_high = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
         let [negate_low, negate_high] = [instruction.high_bits(29, 3), instruction.bits(8, 3)];
         let is_float = dot.result == Type::Float32;
-        // What the selection of halves means for smaller parts, and an absolute sum, is not documented.
+        // The meaning of half selection for smaller parts, and of an absolute sum, is not documented.
         if !dot.halves && (select_low != 0 || select_high != 7) || is_float && negate_high >> 2 & 1 == 1 {
             return Err(FaultKind::Unsupported);
         }
@@ -110,7 +110,7 @@ impl Wave {
             let sum = f32::from_bits(fused_single(x, y, z, self.mode) as u32);
             let sum = if clamp { self.limited(sum) } else { sum };
             let old = self.vector_lane(register as usize, lane);
-            // A half is a single that is converted: two roundings.
+            // A half result is a converted single: two roundings.
             let half = || half_bits(sum as f64, self.mode) as u32;
             *result = match kind {
                 MixedResult::Single => sum.to_bits(),

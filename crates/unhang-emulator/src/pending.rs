@@ -1,9 +1,9 @@
-//! What is pending in a wave, hazards and loads in flight, and where it leads.
+//! What is pending in a wave (hazards and loads in flight), and where each step leads.
 //!
-//! Loops come by the same places with the same things pending again and again. So each state that was met gets a number,
-//! and what a stretch or an instruction makes of it is looked up from the second time on. Numbers are those of one thread; what
-//! it has learned is kept with the decoded code for later launches. Where there are too many different states, each wave goes
-//! on with its own.
+//! Loops reach the same places with the same things pending again and again. So each state gets a number when it is
+//! first met. From the second time on, the effect of a stretch or an instruction on it is looked up. Numbers belong to
+//! one thread; what it has learned is kept with the decoded code for later launches. If there are too many different
+//! states, each wave continues with its own.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ pub(crate) struct Pending {
 
 /// What is pending in one wave: the state itself, or its number in [`KnownStates`].
 pub(crate) struct Track {
-    /// The state, if its number is not known.
+    /// The state, if its number is unknown.
     pending: Pending,
     known: u32,
 }
@@ -36,7 +36,7 @@ impl Default for Track {
     }
 }
 
-/// A wave's track, among the states that its thread knows.
+/// A wave's track, with the states that its thread knows.
 pub(crate) struct Tracker<'a> {
     pub known: &'a mut KnownStates,
     pub track: &'a mut Track,
@@ -49,21 +49,21 @@ impl Tracker<'_> {
         self.known.pass(self.track, place, lanes, take)
     }
 
-    /// The wave's state, to be looked at and changed.
+    /// The wave's state, for reading and changing.
     pub(crate) fn restore(&mut self) -> &mut Pending {
         self.known.restore(self.track)
     }
 }
 
-/// A state of which only the wave knows.
+/// A state that only the wave knows.
 const UNKNOWN: u32 = u32::MAX;
-/// Where a step leads that cannot be taken as a whole.
+/// The result of a step that cannot be taken as a whole.
 const NOWHERE: u32 = u32::MAX - 1;
-/// States of one thread at most, and steps between them.
+/// The most states of one thread, and the most steps between them.
 const MOST_STATES: usize = 1 << 13;
 const MOST_STEPS: usize = 1 << 16;
 
-/// [`Pending`] in little space.
+/// A compact form of [`Pending`].
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Short {
     watch: PathWatch,
@@ -71,7 +71,7 @@ struct Short {
     flights: FlightsInShort,
 }
 
-/// A state, the place in the code at which the wave is, and the active lanes if that makes a difference.
+/// A state, the wave's position in the code, and the active lanes if they matter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct PendingStep {
     place: u64,
@@ -79,9 +79,9 @@ struct PendingStep {
     state: u32,
 }
 
-/// Where steps lead: a table in which one is found where its hash says, or a little behind.
+/// Where steps lead: a hash table with linear probing.
 struct Steps {
-    /// A power of two of them, at least half of them free; those have no state.
+    /// A power of two of slots, at least half of them free; a free slot has no state.
     slots: Vec<(PendingStep, u32)>,
     count: usize,
 }
@@ -94,7 +94,7 @@ impl Steps {
         Steps { slots: vec![Steps::FREE; Steps::FIRST], count: 0 }
     }
 
-    /// The slot of a step, or the free one in which it belongs.
+    /// The slot of a step, or the free one where it belongs.
     #[inline(always)]
     fn slot(&self, step: &PendingStep) -> usize {
         let mixed =
@@ -106,14 +106,14 @@ impl Steps {
         slot
     }
 
-    /// Where a step leads, if that is known.
+    /// Where a step leads, if known.
     #[inline(always)]
     fn get(&self, step: &PendingStep) -> Option<u32> {
         let (found, next) = self.slots[self.slot(step)];
         (found.state != UNKNOWN).then_some(next)
     }
 
-    /// Keeps a step that is not known yet, if there is room.
+    /// Keeps a new step, if there is room.
     fn insert(&mut self, step: PendingStep, next: u32) {
         if self.count >= MOST_STEPS {
             return;
@@ -136,7 +136,7 @@ impl Steps {
 /// The states that one thread has met, and the steps between them.
 pub(crate) struct KnownStates {
     most: usize,
-    /// Whether hazards were checked: where a step leads depends on it.
+    /// Whether hazards were checked, because the result of a step depends on it.
     hazards: bool,
     states: Vec<Short>,
     numbers: HashMap<Short, u32>,
@@ -144,7 +144,7 @@ pub(crate) struct KnownStates {
 }
 
 impl KnownStates {
-    /// With `keep` off nothing is remembered: each step is taken anew.
+    /// Without `keep`, nothing is remembered and each step is taken again.
     pub(crate) fn new(keep: bool, hazards: bool) -> KnownStates {
         KnownStates {
             most: if keep { MOST_STATES } else { 0 },
@@ -155,13 +155,14 @@ impl KnownStates {
         }
     }
 
-    /// Whether a launch can go on with it: it remembers, has the same checks on, and has room for more.
+    /// Whether a launch can continue with it: it remembers, has the same checks enabled, and has room for more.
     pub(crate) fn serves(&self, hazards: bool) -> bool {
         self.hazards == hazards && self.states.len() < self.most / 2 && self.steps.count < MOST_STEPS / 2
     }
 
-    /// Takes what is pending past a [place](crate::function::Function::places); `false` if it cannot be taken so, and then nothing has
-    /// changed but for waits. `take` must depend on nothing but what is pending, the place and the lanes.
+    /// Takes what is pending past a [place](crate::function::Function::places). Returns `false` if that is impossible
+    /// as a whole; nothing has then changed except for waits. `take` must depend only on what is pending, the place and
+    /// the lanes.
     #[inline(always)]
     fn pass(&mut self, track: &mut Track, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
         if track.known != UNKNOWN
@@ -203,11 +204,11 @@ impl KnownStates {
         if track.known != UNKNOWN {
             self.steps.insert(step, track.known);
         }
-        // Without a number, the wave goes on with its own state.
+        // Without a number, the wave continues with its own state.
         true
     }
 
-    /// The number of a state; a state without one gets the next.
+    /// The number of a state. A new state gets the next one.
     fn number(&mut self, pending: &Pending) -> u32 {
         if self.most == 0 {
             return UNKNOWN;
@@ -226,7 +227,7 @@ impl KnownStates {
         number
     }
 
-    /// Gives a wave its state, to be looked at and changed.
+    /// Gives a wave its state, for reading and changing.
     fn restore<'t>(&self, track: &'t mut Track) -> &'t mut Pending {
         if let Some(short) = self.states.get(track.known as usize) {
             let Short { watch, watch_since_call, ref flights } = *short;
@@ -237,19 +238,19 @@ impl KnownStates {
     }
 }
 
-/// What instructions that follow each other do to what is pending, summed up.
+/// The combined effect of consecutive instructions on what is pending.
 pub(crate) struct PendingSum {
-    /// The first instruction, and the one behind the last.
+    /// The first instruction, and the one after the last.
     pub first: u32,
     pub end: u32,
-    /// What they do to loads in flight, from wait to wait.
+    /// Their effect on loads in flight, from wait to wait.
     parts: Vec<SumPart>,
-    /// One of them is a load.
+    /// Whether one of them is a load.
     pub loads: bool,
     hazards: StretchSummary,
 }
 
-/// Instructions of a sum of which only the first may wait.
+/// Instructions of a sum. Only the first may wait.
 #[derive(Default)]
 struct SumPart {
     /// Registers that they touch.
@@ -257,14 +258,14 @@ struct SumPart {
     scalars: ScalarSet,
     /// Registers that their loads own.
     owned: (VectorSet, ScalarSet),
-    /// One of them touches what a load of another one owns.
+    /// Whether one of them touches what another one's load owns.
     meets_itself: bool,
-    /// What they do to loads in flight, in order, with their addresses.
+    /// Their effects on loads in flight, in order, with their addresses.
     flights: Vec<(Flight, u64)>,
 }
 
 impl PendingSum {
-    /// No instruction yet, before that one.
+    /// An empty sum before that instruction.
     pub(crate) fn at(index: usize) -> PendingSum {
         let index = index as u32;
         let hazards = StretchSummary::EMPTY;
@@ -300,9 +301,9 @@ impl SumPart {
 }
 
 impl Flights {
-    /// Waits as a part of a sum does; says whether it touches nothing that a load owns.
+    /// Waits as a part of a sum does. Returns whether the part touches nothing that a load owns.
     fn is_free_for(&mut self, part: &SumPart) -> bool {
-        // A wait stands first: whoever goes through it again waits for nothing more.
+        // A wait comes first. Repeating it waits for nothing more.
         if let Some(&(flight @ Flight::Wait { .. }, address)) = part.flights.first() {
             self.note(flight, address, 0);
         }
@@ -315,7 +316,7 @@ impl Flights {
 }
 
 impl Pending {
-    /// Checks an instruction; where it says what is wrong, nothing has changed.
+    /// Checks an instruction. If it reports a fault, nothing has changed.
     pub(crate) fn take(
         &mut self,
         function: &Function,
@@ -346,14 +347,15 @@ impl Pending {
         Ok(())
     }
 
-    /// Checks many instructions at once; `false`, and nothing has changed but for waits, if they have to be checked one by one.
+    /// Checks many instructions at once. Returns `false` if they must be checked one by one; nothing has then changed
+    /// except for waits.
     pub(crate) fn take_sum(&mut self, function: &Function, sum: &PendingSum, hazards: bool, lanes: u64) -> bool {
         if sum.parts.len() == 1 && self.take_parts(sum, hazards, lanes) {
             return true;
         }
         let mut copy = self.clone();
         let mut taken = sum.parts.len() > 1 && copy.take_parts(sum, hazards, lanes);
-        // What sums do not settle its instructions do; without a load in it the lanes are not known here.
+        // If the sums cannot decide, the instructions do. Without a load among them, the lanes are not known here.
         if !taken && sum.loads {
             copy = self.clone();
             let mut places = sum.first as usize..sum.end as usize;
@@ -365,7 +367,7 @@ impl Pending {
         taken
     }
 
-    /// Checks by sums alone; of several parts the first may have been gone through where it fails.
+    /// Checks by sums alone. If a later part fails, earlier ones have already been taken.
     fn take_parts(&mut self, sum: &PendingSum, hazards: bool, lanes: u64) -> bool {
         let [first, later @ ..] = &sum.parts[..] else { return false };
         if !self.flights.is_free_for(first) {
@@ -376,7 +378,7 @@ impl Pending {
                 return false;
             }
             if let Some(watch) = &mut self.watch_since_call {
-                // No more is pending there.
+                // No more than that is pending there.
                 watch.pass_all(&sum.hazards);
             }
         }

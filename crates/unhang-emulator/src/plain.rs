@@ -1,4 +1,4 @@
-//! The plain path: one instruction after another, with every check that is on.
+//! The plain path: one instruction after another, with every enabled check.
 
 use unhang_isa::audit::Rule;
 use unhang_isa::{Format, Instruction};
@@ -12,18 +12,18 @@ use crate::surroundings::Surroundings;
 use crate::wave::Wave;
 use crate::{Counts, FaultKind};
 
-/// Which checks are on; checking hazards includes checking waits.
+/// Which checks are enabled; checking hazards includes checking waits.
 #[derive(Clone, Copy)]
 pub(crate) struct Checks<'a> {
     pub hazards: bool,
     pub waits: bool,
     /// The most instructions of a wave.
     pub budget: u64,
-    /// Who sees each instruction.
+    /// Sees each instruction.
     pub observer: Option<&'a dyn Observer>,
 }
 
-/// Executes one instruction by the plain path, with every check that is on.
+/// Executes one instruction by the plain path, with every enabled check.
 #[inline(never)]
 pub(crate) fn step(
     wave: &mut Wave,
@@ -84,7 +84,7 @@ pub(crate) fn run_plain(
 }
 
 impl Wave {
-    /// The hazard rules that look at addresses.
+    /// The hazard rules that depend on addresses.
     fn check_addresses(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
         if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
             return Err(FaultKind::Hazard { rule: Rule::FlatOffset, across_calls: false });

@@ -1,27 +1,27 @@
-//! Races: two waves of a workgroup that touch the same bytes with nothing between them that orders them.
+//! Races: two waves of a workgroup that touch the same bytes without anything that orders them.
 //!
-//! Each wave has a vector clock. A barrier joins the clocks of all waves, an atomic joins the wave's with that of the word it
-//! works on, as if it acquired and released. An access is a race with an earlier one of another wave to the same bytes if one
-//! of them writes, not both are atomic, and the wave's clock does not know the earlier one. Lanes of a wave run in step and
-//! do not race; scalar loads and private memory are not looked at.
+//! Each wave has a vector clock. A barrier joins the clocks of all waves. An atomic joins the wave's clock with that of
+//! its word, as if it acquired and released. An access can race with an earlier one of another wave to the same bytes
+//! if one of them writes and not both are atomic. It does race if the wave's clock does not know the earlier one. Lanes
+//! of a wave run in step and do not race; scalar loads and private memory are not checked.
 //!
-//! Where waits are checked, an access happens only when its wave has waited for it: what was stored may not be there yet, and
-//! what was to be loaded may be overwritten, behind a barrier that was reached with it in flight. `vmcnt` counts what returns
-//! from global memory, `vscnt` what goes there, `lgkmcnt` what goes to LDS; each in order. A flat access is counted by both
-//! sides, and has arrived when the memory says so that it went to. Barriers do not wait for memory on gfx10: compilers put a wait
-//! before each.
+//! If waits are checked, an access happens only when its wave has waited for it. A barrier may be reached with an
+//! access in flight. After it, stored data may not have arrived yet, and data to be loaded may be overwritten. `vmcnt`
+//! counts returns from global memory, `vscnt` stores to it, `lgkmcnt` accesses to LDS; each in order. A flat access is
+//! counted by both sides, and has arrived when the memory that it went to says so. Barriers do not wait for memory on
+//! gfx10: compilers put a wait before each.
 
 use std::collections::HashMap;
 
 use crate::waits::{Counter, Flight};
 use crate::{FaultKind, Race};
 
-/// Waves of a workgroup: 1024 work-items in waves of 32.
+/// The most waves of a workgroup: 1024 work-items in waves of 32.
 const WAVES: usize = 32;
 
 type Clock = [u32; WAVES];
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deed {
     Read,
@@ -39,7 +39,7 @@ impl Deed {
     }
 }
 
-/// Where an access goes.
+/// The target of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Where {
     Local(u32),
@@ -52,11 +52,11 @@ struct Record {
     wave: u8,
     time: u32,
     deed: Deed,
-    /// Which bytes of the word.
+    /// The bytes of the word, as a mask.
     bytes: u8,
     /// The instruction's address.
     instruction: u64,
-    /// What counts it, and how many were counted with it.
+    /// The counter for it, and how many were counted with it.
     line: Line,
     place_in_line: u64,
 }
@@ -69,11 +69,11 @@ enum Line {
     Local,
 }
 
-/// How far the accesses of a wave in one line have come.
+/// The progress of a wave's accesses in one line.
 #[derive(Clone, Default)]
 struct Arrivals {
     issued: u64,
-    /// How many had arrived, and the wave's own time at which it had waited for them.
+    /// How many had arrived, and the wave's own time when it had waited for them.
     waits: Vec<(u64, u32)>,
 }
 
@@ -90,7 +90,7 @@ impl Arrivals {
         }
     }
 
-    /// When the wave had waited for an access; nothing if it is in flight.
+    /// The time at which the wave had waited for an access; `None` if it is in flight.
     fn time_of(&self, place: u64) -> Option<u32> {
         let first = self.waits.partition_point(|&(arrived, _)| arrived < place);
         self.waits.get(first).map(|&(_, time)| time)
@@ -100,15 +100,15 @@ impl Arrivals {
 /// What a workgroup has done to memory.
 pub(crate) struct Races {
     clocks: Vec<Clock>,
-    /// Of each wave, by [`Line`]; nothing where waits are not checked.
+    /// For each wave, by [`Line`]; empty if waits are not checked.
     arrivals: Vec<[Arrivals; 3]>,
-    /// What counts the instruction that is being executed where it goes to global memory.
+    /// The counter of the current instruction, if it goes to global memory.
     global_line: Line,
     /// Accesses by word: LDS, and global memory.
     words: HashMap<Where, Vec<Record>>,
     /// The clocks that atomics left at words.
     released: HashMap<Where, Clock>,
-    /// The wave that is running, and the instruction that it executes.
+    /// The running wave, and its current instruction.
     wave: u8,
     instruction: u64,
 }
@@ -128,7 +128,7 @@ impl Races {
         }
     }
 
-    /// An instruction is about to be executed: by which wave, where it stands, and what it does to the counters.
+    /// An instruction is about to execute: its wave, its address, and its effect on the counters.
     pub(crate) fn begin(&mut self, wave: u8, instruction: u64, flight: Flight) {
         (self.wave, self.instruction) = (wave, instruction);
         let Some(arrivals) = self.arrivals.get_mut(wave as usize) else { return };
@@ -137,7 +137,7 @@ impl Races {
         match flight {
             Flight::None => {}
             Flight::Wait { vector, other, store } => {
-                // Scalar loads come in any order: at least all but this many of the rest have arrived.
+                // Scalar loads arrive in any order. At least all but this many of the others have arrived.
                 let lines = [(Line::VectorLoads, vector), (Line::VectorStores, store), (Line::Local, other)];
                 lines.into_iter().for_each(|(line, limit)| arrivals[line as usize].wait(limit, time));
             }
@@ -156,7 +156,7 @@ impl Races {
         }
     }
 
-    /// When an access had happened, by the clock of its wave; nothing if it is in flight.
+    /// The time at which an access had happened, by the clock of its wave; `None` if it is in flight.
     fn happened(arrivals: &[[Arrivals; 3]], record: &Record) -> Option<u32> {
         match arrivals.get(record.wave as usize) {
             Some(lines) => lines[record.line as usize].time_of(record.place_in_line),
@@ -164,7 +164,7 @@ impl Races {
         }
     }
 
-    /// All waves have come to a barrier: what was done before is known to all.
+    /// All waves have reached a barrier, so everything done before is known to all.
     pub(crate) fn barrier(&mut self) {
         let mut all = [0; WAVES];
         self.clocks.iter().for_each(|clock| join(&mut all, clock));
@@ -172,7 +172,7 @@ impl Races {
             *clock = all;
             clock[wave] += 1;
         }
-        // Nothing that was done before can race with what comes, but for what is still in flight.
+        // Earlier accesses can race with later ones only if they are still in flight.
         let arrivals = &self.arrivals;
         self.words.retain(|_, records| {
             records.retain(|record| Races::happened(arrivals, record).is_none());
@@ -184,7 +184,7 @@ impl Races {
         }
     }
 
-    /// Notes an access, of up to 8 bytes.
+    /// Records an access of up to 8 bytes.
     pub(crate) fn touch(&mut self, place: Where, size: u32, deed: Deed) -> Result<(), FaultKind> {
         let start = match place {
             Where::Local(address) => address as u64,
@@ -239,12 +239,12 @@ impl Races {
                 })));
             }
         }
-        // What is known, and not stronger than this access, will not be raced with before this one is.
+        // A known access that is not stronger than this one cannot race before this one does.
         let time = clock[wave];
         let line = if matches!(key, Where::Local(_)) { Line::Local } else { self.global_line };
         records.retain(|record| {
             let happened = Races::happened(arrivals, record);
-            // Of one line, the later access is in flight for longer.
+            // Within one line, the later access is in flight for longer.
             let of_the_wave = record.wave as usize == wave && (record.line == line || happened.is_some());
             let known = of_the_wave || happened.is_some_and(|time| time <= clock[record.wave as usize]);
             let weaker = deed == Deed::Write || record.deed == deed;
@@ -317,7 +317,7 @@ mod tests {
     const LOCAL: Flight = Flight::Load { counter: Counter::Local, first: 0, count: 1 };
     const FLAT_STORE: Flight = Flight::Load { counter: Counter::FlatStore, first: 0, count: 0 };
 
-    /// A wave's access and then a wait, a barrier, and what another wave does to the same bytes.
+    /// A wave's access, then a wait, a barrier, and another wave's access to the same bytes.
     fn with_wait(flight: Flight, place: Where, deed: Deed, wait: [u8; 3], then: Deed) -> Result<(), bool> {
         let mut races = Races::new(2, true);
         races.begin(0, 0, flight);
@@ -341,14 +341,14 @@ mod tests {
         assert_eq!(store([NOT, NOT, 0]), Ok(()));
         assert_eq!(store([0, 0, NOT]), Err(true), "stores have a separate counter");
         assert_eq!(store([NOT, NOT, 1]), Err(true), "one may be in flight");
-        // Memory that is overwritten before a load of it was waited for.
+        // Memory is overwritten before a load of it was waited for.
         let load = |wait| with_wait(LOAD, global, Deed::Read, wait, Deed::Write);
         assert_eq!(load([0, NOT, NOT]), Ok(()));
         assert_eq!(load([NOT, 0, 0]), Err(true));
         let write = |wait| with_wait(LOCAL, local, Deed::Write, wait, Deed::Read);
         assert_eq!(write([NOT, 0, NOT]), Ok(()));
         assert_eq!(write([0, NOT, 0]), Err(true));
-        // A flat one is in that memory which it went to.
+        // A flat access is in the memory that it went to.
         let flat = |place, wait| with_wait(FLAT_STORE, place, Deed::Write, wait, Deed::Read);
         assert_eq!((flat(global, [NOT, NOT, 0]), flat(global, [0, 0, NOT])), (Ok(()), Err(true)));
         assert_eq!((flat(local, [NOT, 0, NOT]), flat(local, [0, NOT, 0])), (Ok(()), Err(true)));

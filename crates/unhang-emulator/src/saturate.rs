@@ -1,4 +1,4 @@
-//! Integers that saturate: what integer instructions compute with `clamp`.
+//! Saturating integers: what integer instructions compute with `clamp`.
 
 use crate::lanes::operation::{LaneOperation, op, sign24};
 use crate::lanes::whole;
@@ -26,13 +26,13 @@ pub(crate) fn absolute_differences(a: u64, b: u64, bits: u32) -> u64 {
     (0..32 / bits).map(|part| (a >> (part * bits) & mask).abs_diff(b >> (part * bits) & mask)).sum()
 }
 
-/// Absolute differences of bytes, summed, without those that are zero in `b`.
+/// The sum of absolute differences of bytes, except those that are zero in `b`.
 pub(crate) fn masked_differences(a: u64, b: u64) -> u64 {
     let byte = |value: u64, part: u32| value >> (part * 8) & 0xff;
     (0..4).filter(|&part| byte(b, part) != 0).map(|part| byte(a, part).abs_diff(byte(b, part))).sum()
 }
 
-/// What an instruction computes with `clamp`, by its name; `None` where nothing saturates.
+/// What an instruction computes with `clamp`, by name; `None` if nothing saturates.
 #[rustfmt::skip]
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     use Type::{Bits16 as I, Bits32 as B};

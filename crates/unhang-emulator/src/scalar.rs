@@ -14,19 +14,19 @@ pub(crate) enum ScalarOperation {
     Arithmetic(Arithmetic),
     /// A condition that goes to SCC.
     Compare(fn(u64, u64) -> bool),
-    /// A 16-bit constant, with the old value of the register.
+    /// A 16-bit constant and the old value of the register.
     Constant(fn(&mut Wave, u32, i32) -> u32),
     ConstantCompare(fn(u32, i32) -> bool),
-    /// The destination keeps EXEC, EXEC becomes a function of both.
+    /// The destination receives the old EXEC, and EXEC becomes a function of both.
     SaveExec(fn(u64, u64) -> u64),
-    /// EXEC and the destination become the same.
+    /// EXEC and the destination receive the same value.
     WriteExec(fn(u64, u64) -> u64),
     /// One bit of the destination.
     Bit {
         set: bool,
         wide: bool,
     },
-    /// Through M0 to another register: as the source, or as the destination.
+    /// Accesses another register through M0, as the source or as the destination.
     MoveRelative {
         destination: bool,
     },
@@ -35,26 +35,26 @@ pub(crate) enum ScalarOperation {
     Branch(fn(&Wave) -> bool),
     Barrier,
     End,
-    /// Enters the trap handler, of which the emulator has none: the kernel has given up.
+    /// Enters the trap handler, which the emulator does not have: the kernel has given up.
     Trap,
-    /// Waits and hints: nothing is ever late here.
+    /// Waits and hints, which have no effect here because nothing is ever late.
     Nothing,
     GetProgramCounter,
     SetProgramCounter,
     SwapProgramCounter,
     Call,
-    /// Hardware registers: the mode, and where scratch memory is.
+    /// Hardware registers: the mode, and the address of scratch memory.
     GetRegister,
     SetRegister,
     SetRegisterConstant,
-    /// Four bits of the mode register from a place on: rounding, or denormals.
+    /// Four bits of the mode register at a position: rounding, or denormals.
     SetMode(u8),
 }
 
-/// Where execution goes on.
+/// Where execution continues.
 pub(crate) enum Next {
     Continue,
-    /// By the instruction's own distance.
+    /// By the instruction's own offset.
     #[cfg_attr(not(test), allow(dead_code, reason = "branches are resolved when code is decoded; tests look at it"))]
     Relative(i64),
     Absolute(u64),
@@ -70,7 +70,7 @@ fn set<T: PartialEq + Default>(wave: &mut Wave, value: T) -> T {
 }
 
 impl ScalarOperation {
-    /// Finds what an instruction does.
+    /// What an instruction does.
     pub(crate) fn of(instruction: &Instruction) -> Option<ScalarOperation> {
         let name = instruction.definition.mnemonic;
         if instruction.format() == Format::Sopp {
@@ -238,7 +238,7 @@ impl ScalarOperation {
         })
     }
 
-    /// A register and a constant of 16 bits.
+    /// Instructions with a register and a 16-bit constant.
     #[rustfmt::skip]
     fn with_constant(name: &str) -> Option<ScalarOperation> {
         use ScalarOperation::{Constant as K, ConstantCompare as KC};
@@ -283,7 +283,7 @@ impl ScalarOperation {
         })
     }
 
-    /// Hardware registers, the program counter, moves through M0, and what does nothing here.
+    /// Hardware registers, the program counter, moves through M0, and instructions without effect here.
     #[rustfmt::skip]
     fn special(instruction: &Instruction) -> Option<ScalarOperation> {
         Some(match instruction.definition.mnemonic {
@@ -318,7 +318,7 @@ impl ScalarOperation {
             "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
             | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" | "s_wakeup" | "s_incperflevel"
             | "s_decperflevel" => ScalarOperation::Nothing,
-            // An interrupt for the host. What it is about is in memory, where whoever plays the host finds it.
+            // An interrupt for the host. Its data is in memory, where whoever plays the host finds it.
             "s_sendmsg" if instruction.immediate() & 15 == INTERRUPT => ScalarOperation::Nothing,
             _ => return None,
         })
@@ -328,8 +328,8 @@ impl ScalarOperation {
 /// The message that interrupts the host.
 const INTERRUPT: u16 = 1;
 
-/// Hardware registers that are there: the mode, the apertures, the two halves of the base of scratch memory, and the cycles that
-/// gfx10.3 counts in 20 bits, which clang 15 reads for `__builtin_readcyclecounter`.
+/// The known hardware registers: the mode, the apertures, the two halves of the base of scratch memory, and the cycles.
+/// gfx10.3 counts these in 20 bits, and clang 15 reads them for `__builtin_readcyclecounter`.
 const MODE: u16 = 1;
 const SH_MEM_BASES: u16 = 15;
 const FLAT_SCRATCH: u16 = 20;
@@ -349,7 +349,7 @@ fn hardware_field(instruction: &Instruction) -> (u16, u32, u32) {
     (instruction.immediate() & 63, field >> 6 & 31, u32::MAX >> (31 - (field >> 11 & 31)))
 }
 
-/// One bit for each four: whether any of them is set.
+/// One bit for every four: whether any of them is set.
 fn quads(mask: u64) -> u64 {
     (0..16).fold(0, |bits, quad| bits | ((mask >> (quad * 4) & 15 != 0) as u64) << quad)
 }
@@ -361,7 +361,7 @@ fn shifted_add(wave: &mut Wave, a: u64, b: u64, shift: u32) -> u64 {
 }
 
 impl Wave {
-    /// Executes a scalar instruction; `address` is its own.
+    /// Executes a scalar instruction at `address`.
     pub(crate) fn run_scalar(&mut self, instruction: &Instruction, operation: ScalarOperation, address: u64) -> Next {
         let source = |wave: &Wave, field| {
             instruction.definition.operand(field).map_or(0, |slot| wave.scalar_source(instruction, slot))
@@ -436,7 +436,7 @@ impl Wave {
         Next::Continue
     }
 
-    /// Through M0 to another register: as the source, or as the destination, which gets `value`.
+    /// Accesses another register through M0, as the source, or as the destination, which receives `value`.
     fn move_relative(&mut self, instruction: &Instruction, destination: bool, value: u64) {
         let wide = instruction.definition.operand(Field::Destination).is_some_and(|it| it.width.registers(false) == 2);
         let target = Wave::destination(instruction, Field::Destination).unwrap_or(125);
@@ -457,9 +457,9 @@ impl Wave {
         let (number, offset, mask) = hardware_field(instruction);
         let value = match number {
             MODE => self.mode_bits,
-            // The upper 16 bits of addresses in private memory, and above them those of LDS.
+            // The upper 16 bits of private memory's addresses, and above them those of LDS.
             SH_MEM_BASES => (self.apertures[1] >> 48) as u32 | ((self.apertures[0] >> 48) as u32) << 16,
-            // One for each instruction, as the other clock has it.
+            // One per instruction, like the other clock.
             SHADER_CYCLES => self.executed as u32 & 0xf_ffff,
             _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
         };
@@ -484,7 +484,7 @@ impl Wave {
         }
     }
 
-    /// EXEC, as wide as the instruction is; SCC says whether a lane is on.
+    /// Writes EXEC with the instruction's width. SCC says whether a lane is active.
     fn put_exec(&mut self, instruction: &Instruction, value: u64) {
         let wide = instruction.definition.operand(Field::Source0).is_some_and(|slot| slot.width.registers(false) == 2);
         let value = if wide { value } else { value as u32 as u64 };

@@ -1,4 +1,4 @@
-//! What each instruction does, found by its name once when the code is loaded.
+//! What each instruction does, determined by name once, when the code is loaded.
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
@@ -11,23 +11,24 @@ use crate::saturate;
 use crate::scalar::ScalarOperation;
 use crate::wave::{Type, constant_bits};
 
-/// What an instruction does, found once when the code is loaded.
+/// What an instruction does, determined once when the code is loaded.
 #[derive(Clone, Copy)]
 pub(crate) enum Semantics {
     Unsupported,
-    /// There is no instruction.
+    /// No instruction.
     Hole(Hole),
     Scalar(ScalarOperation),
     Memory(Access),
     /// A function of one lane.
     Lane(LaneOperation),
-    /// A function of a whole register, where nothing but plain 32-bit operands is in play.
+    /// A function of a whole register with plain 32-bit operands only.
     Row(RowOperation),
     /// A function of each half of a lane.
     Packed(PackedOperation),
-    /// A sum of products of parts of a lane.
+    /// A sum of products of a lane's parts.
     Dot(DotProduct),
-    /// `fma_mix` and its kin: halves and singles mixed. Which part of the destination is written.
+    /// `fma_mix` and related instructions, which mix halves and singles, with the part of the destination that is
+    /// written.
     Mixed(MixedResult),
     /// A comparison: which outcomes count, of what type, and whether EXEC is the destination.
     Compare {
@@ -56,7 +57,7 @@ pub(crate) enum Semantics {
     PermuteRows {
         cross: bool,
     },
-    /// Through M0 to another register: as the source, or as the destination.
+    /// Accesses another register through M0, as the source or as the destination.
     MoveRelative {
         destination: bool,
     },
@@ -76,13 +77,13 @@ pub(crate) enum Semantics {
 /// Why there is no instruction at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hole {
-    /// No memory, or not enough of it.
+    /// There is no memory, or not enough of it.
     Unmapped,
-    /// A word that is not an instruction of any chip.
+    /// The word is not an instruction of any chip.
     Word(u32),
-    /// An instruction that the chip does not have.
+    /// The chip does not have the instruction.
     Illegal,
-    /// The instruction reaches into one that starts within it.
+    /// The instruction extends into one that starts within it.
     Overlaps,
 }
 
@@ -90,13 +91,13 @@ pub(crate) enum Hole {
 #[derive(Clone, Copy)]
 pub(crate) struct RowOperation {
     pub run: RowFunction,
-    /// `run` compiled for the host's vectors, where there is such a form.
+    /// `run` compiled for the host's vectors, if there is such a form.
     pub fast: Option<Fast>,
     pub sources: [RowSource; 3],
     pub destination: u8,
 }
 
-/// A 32-bit source, with the bits that are kept of it and those that are turned over: absolute value and sign.
+/// A 32-bit source, with the bits of it that are kept and those that are inverted: absolute value and sign.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSource {
     pub from: RowOperand,
@@ -105,7 +106,7 @@ pub(crate) struct RowSource {
 }
 
 impl RowSource {
-    /// Whether it is a vector register as it is.
+    /// Whether it is an unmodified vector register.
     #[inline(always)]
     pub(crate) fn is_register(&self) -> bool {
         matches!(self.from, RowOperand::Vector(_)) && self.keep == u32::MAX && self.flip == 0
@@ -139,7 +140,7 @@ pub(crate) const GREATER: u8 = 4;
 pub(crate) const UNORDERED: u8 = 8;
 
 impl Semantics {
-    /// Finds what an instruction does.
+    /// What an instruction does.
     pub(crate) fn of(instruction: &Instruction) -> Semantics {
         let name = instruction.definition.base_name();
         match instruction.format() {
@@ -232,12 +233,12 @@ fn clamps(instruction: &Instruction) -> bool {
 
 /// A function of integers that saturates.
 fn clamped(name: &str, operation: LaneOperation) -> Option<LaneOperation> {
-    // Conversions to integers saturate in any case.
+    // Conversions to integers always saturate.
     let converts = name.starts_with("v_cvt_").then_some(operation);
     saturate::operation(name).or(converts)
 }
 
-/// A function with its operands as whole registers; `None` if widths or modifiers ask for more.
+/// A function with its operands as whole registers; `None` if widths or modifiers require more.
 fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperation> {
     let is_plain = |kind: Type| matches!(kind, Type::Bits32 | Type::Float32);
     let long = instruction.format() == Format::Vop3;
@@ -283,7 +284,7 @@ fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperati
     Some(RowOperation { run: operation.rows, fast: operation.fast, sources, destination })
 }
 
-/// `v_cmp_<condition>_<type>`: a condition is the set of outcomes for which it holds.
+/// `v_cmp_<condition>_<type>`: a condition is the set of outcomes for which it is true.
 fn compare(name: &str) -> Option<Semantics> {
     let (to_exec, rest) = match name.strip_prefix("v_cmpx_") {
         Some(rest) => (true, rest),

@@ -1,27 +1,28 @@
-//! The memory that a wave's instructions reach: global, local and private memory and buffers, by addresses of one kind.
+//! The memory that a wave's instructions reach: global, local and private memory and buffers, with one kind of address.
 
 use crate::FaultKind;
 use crate::buffer::BufferPlace;
 use crate::memory::Window;
 use crate::races::{Deed, Races, Where};
 
-/// The memory of a workgroup beside the registers.
+/// The memory of a workgroup, apart from registers.
 pub(crate) struct Surroundings<'a> {
     pub global: Window<'a>,
     pub local: &'a mut [u8],
-    /// Where accesses are noted, if races are asked for.
+    /// Records accesses, if races are checked.
     pub races: Option<&'a mut Races>,
     pub bounds: LocalBounds,
 }
 
-/// What becomes of accesses beyond the LDS of a workgroup.
+/// The treatment of accesses beyond the LDS of a workgroup.
 #[derive(Default)]
 pub(crate) struct LocalBounds {
-    /// Whether those of DS instructions read zero and write nothing, as on the card; those by flat addresses are violations there, too.
+    /// Whether those of DS instructions read zero and write nothing, as on the card. Accesses by flat addresses are
+    /// violations there, too.
     pub forgiven: bool,
-    /// Whether the instruction under way is one of these.
+    /// Whether the current instruction is one of these.
     pub forgives: bool,
-    /// Words that were forgiven.
+    /// The number of forgiven words.
     pub beyond: u64,
 }
 
@@ -46,7 +47,7 @@ impl Surroundings<'_> {
         Ok(())
     }
 
-    /// Notes an access, if races are asked for.
+    /// Records an access, if races are checked.
     #[inline]
     fn note(&mut self, target: Target, size: u32, deed: Deed) -> Result<(), FaultKind> {
         let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
@@ -69,7 +70,7 @@ impl Surroundings<'_> {
         self.store_unnoted(target, size, value)
     }
 
-    /// Loads an element of a buffer, all of which is in range or nothing.
+    /// Loads an element of a buffer, which is in range as a whole or not at all.
     pub(crate) fn load_element(&mut self, place: BufferPlace, bytes: u32) -> Result<Option<u128>, FaultKind> {
         if place.in_range(bytes).is_none() {
             return Ok(None);
@@ -105,7 +106,7 @@ impl Surroundings<'_> {
                     _ => bytes.first().copied().unwrap_or(0) as u32,
                 })
             }
-            // A word of the lane's memory ends, and the next one is behind those of all other lanes.
+            // A word of the lane's memory ends, and the next one comes after those of all other lanes.
             target if target.is_split(size) => (0..size).try_fold(0, |value, byte| {
                 let found = target.plus(byte).global(1).map_or(Ok(0), |address| self.global.load(address, 1))?;
                 Ok(value | found << (byte * 8))
@@ -144,7 +145,7 @@ impl Surroundings<'_> {
                 if wide {
                     self.store_unnoted(target.plus(4), 4, (new >> 32) as u32)?;
                 }
-                // The same words again.
+                // These are the same words again.
                 self.bounds.beyond = beyond;
                 Ok(old)
             }
@@ -161,15 +162,15 @@ impl Surroundings<'_> {
 pub(crate) enum Target {
     Global(u64),
     Local(u32),
-    /// Private memory of a lane, from a wave's base on.
+    /// Private memory of a lane, relative to a wave's base.
     Private {
         base: u64,
         offset: u32,
-        /// The lane, and lanes of the wave.
+        /// The lane, and the number of lanes of the wave.
         lane: u8,
         lanes: u8,
     },
-    /// In a buffer; out of its range, loads are zero and stores are lost.
+    /// In a buffer. Out of range, loads give zero and stores are lost.
     Buffer(BufferPlace),
 }
 
@@ -194,7 +195,7 @@ impl Target {
         }
     }
 
-    /// Whether a word ends within this many bytes, and the next one is elsewhere.
+    /// Whether a contiguous word ends within this many bytes, so that the next one is elsewhere.
     fn is_split(&self, size: u32) -> bool {
         match self {
             Target::Private { offset, .. } => offset % 4 + size > 4,
@@ -203,7 +204,7 @@ impl Target {
         }
     }
 
-    /// The address in global memory, unless it is local; `None` out of the range of a buffer.
+    /// The address in global memory, unless it is local; `None` outside a buffer's range.
     #[inline]
     pub(crate) fn global(self, size: u32) -> Option<u64> {
         match self {
@@ -215,12 +216,12 @@ impl Target {
     }
 }
 
-/// Where a lane's byte is among those of all lanes, whose words alternate.
+/// The position of a lane's byte among those of all lanes, whose words alternate.
 fn swizzled(offset: u32, lane: u8, lanes: u8) -> u64 {
     (offset as u64 / 4 * lanes as u64 + lane as u64) * 4 + offset as u64 % 4
 }
 
-/// The words of an element, or its only part of one: where each begins, and its size.
+/// The words of an element, or the part of a word that it is: the start and size of each.
 fn pieces(bytes: u32) -> impl Iterator<Item = (u32, u32)> {
     (0..bytes).step_by(4).map(move |low| (low, (bytes - low).min(4)))
 }

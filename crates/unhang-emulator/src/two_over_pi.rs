@@ -1,10 +1,10 @@
-//! 2/π in segments, as arguments of trigonometric functions are reduced by (`v_trig_preop_f64`).
+//! 2/π in segments, for the reduction of trigonometric arguments (`v_trig_preop_f64`).
 
 use crate::float::{FloatMode, scaled_double};
 
-/// How many bits the hardware has of it.
+/// The number of bits of it that the hardware has.
 const BITS: usize = 1201;
-/// The bits behind the binary point, the first one highest; computed by Machin's formula, cut off behind [`BITS`].
+/// The bits after the binary point, the first one highest; computed by Machin's formula, cut off after [`BITS`].
 #[rustfmt::skip]
 const TWO_OVER_PI: [u64; BITS.div_ceil(64)] = [
     0xa2f9_836e_4e44_1529, 0xfc27_57d1_f534_ddc0, 0xdb62_9599_3c43_9041, 0xfe51_63ab_debb_c561,
@@ -14,8 +14,9 @@ const TWO_OVER_PI: [u64; BITS.div_ceil(64)] = [
     0x3d07_39f7_8a52_92ea, 0x6bfb_5fb1_1f8d_5d08, 0x5603_3046_fc7b_0000,
 ];
 
-/// 53 bits of 2/π at their place: those of the selected segment, counted from where they begin to matter for an argument of this
-/// size. Large arguments get them scaled by 2^128, so that they are not denormal. (Source: AMD's RDNA instruction set, V_TRIG_PREOP_F64.)
+/// 53 bits of 2/π in their position: those of the selected segment, counted from where they begin to matter for an
+/// argument of this size. For large arguments they are scaled by 2^128, so that they are not denormal. (Source: AMD's
+/// RDNA instruction set, V_TRIG_PREOP_F64.)
 pub(crate) fn segment(value: f64, select: u32, mode: FloatMode) -> u64 {
     let exponent = (value.to_bits() >> 52 & 0x7ff) as usize;
     let first = (select & 31) as usize * 53 + exponent.saturating_sub(1077);

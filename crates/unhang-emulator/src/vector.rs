@@ -74,7 +74,7 @@ impl Wave {
         self.put(instruction, &results, operation.result, exec & a.valid);
     }
 
-    /// A comparison: the lanes for which one of the outcomes holds.
+    /// A comparison: the lanes with one of the outcomes.
     fn run_compare(&mut self, instruction: &Instruction, kind: CompareKind, outcomes: u8, to_exec: bool) {
         let exec = self.exec();
         let operand = match kind {
@@ -150,7 +150,7 @@ impl Wave {
         self.put_mask(instruction, mask & exec & valid);
     }
 
-    /// A product of 32 bits by 32 with a sum of 64 bits.
+    /// A 32-bit by 32-bit product plus a 64-bit value.
     fn run_multiply_add_wide(&mut self, instruction: &Instruction, signed: bool) {
         let exec = self.exec();
         let bits = Type::Bits32;
@@ -173,7 +173,7 @@ impl Wave {
         self.put_mask(instruction, mask & exec);
     }
 
-    /// One of two sources in each lane, by a mask.
+    /// One of two sources in each lane, selected by a mask.
     fn run_select(&mut self, instruction: &Instruction) {
         let exec = self.exec();
         let bits = Type::Bits32;
@@ -223,7 +223,7 @@ impl Wave {
         self.put(instruction, &results, bits, on);
     }
 
-    /// Through M0 to another register: as the source, or as the destination.
+    /// Accesses another register through M0, as the source or as the destination.
     fn run_move_relative(&mut self, instruction: &Instruction, destination: bool) {
         let exec = self.exec();
         let bits = Type::Bits32;
@@ -240,7 +240,7 @@ impl Wave {
         }
     }
 
-    /// The set bits of a mask below each lane, added up.
+    /// The number of set bits of a mask below each lane, added to a source.
     fn run_count_below(&mut self, instruction: &Instruction, high: bool) {
         let exec = self.exec();
         let bits = Type::Bits32;
@@ -299,7 +299,7 @@ impl Wave {
         self.put(instruction, &results, Type::Bits32, exec);
     }
 
-    /// Two registers change places.
+    /// Two registers exchange their contents.
     fn run_swap(&mut self, instruction: &Instruction) {
         let exec = self.exec();
         let slots = [Field::Destination, Field::Source0].map(|field| Wave::destination(instruction, field));
@@ -339,7 +339,7 @@ impl Wave {
         crate::float::flush_single(value, self.mode.single.flush_in)
     }
 
-    /// Sources 1 and 2 of a function of one lane: registers, the constant of `fmamk` and its kin, or the destination.
+    /// Sources 1 and 2 of a function of one lane: registers, the constant of `fmamk` and similar, or the destination.
     fn later_sources(&self, instruction: &Instruction, operation: LaneOperation) -> ([u64; LANES], [u64; LANES]) {
         let slots = instruction.definition.operands();
         let constant = slots.iter().position(|slot: &Slot| slot.field == Field::Constant);
@@ -366,7 +366,7 @@ impl Wave {
     }
 }
 
-/// The bit of `v_cmp_class` to which a value belongs, by the widths of its fields.
+/// The bit of `v_cmp_class` for a value, by the widths of its fields.
 fn float_class(bits: u64, mantissa: u32, sign: u32) -> u32 {
     let negative = bits >> sign & 1 == 1;
     let exponent = bits >> mantissa & ((1 << (sign - mantissa)) - 1);

@@ -1,12 +1,14 @@
 //! What is in flight: registers that belong to a load until it was waited for.
 //!
-//! Results are in their registers at once here. So that code which does not wait is found all the same, each load owns its
-//! destination from where it is issued to where a counter says that it has arrived: `vmcnt` for vector memory, in order;
-//! `lgkmcnt` for LDS and flat accesses, in order, and for scalar loads, in any order; flat loads count in both, and have
-//! arrived when `vmcnt` says so. A register that is read or overwritten before is a fault. Stores own no register: what they
-//! write is read when they are issued, and LLVM has no wait before such a register is written again on gfx10. Those to LDS
-//! and flat ones are counted by `lgkmcnt`; `vscnt` counts those to global memory, which matters to other waves only
-//! ([`crate::races`]). `expcnt` counts exports and global data share, which compute kernels have none of.
+//! Results are in their registers at once here. To find code that does not wait, each load owns its destination from
+//! its issue until a counter says that it has arrived. `vmcnt` counts vector memory, in order. `lgkmcnt` counts LDS and
+//! flat accesses, in order, and scalar loads, in any order. Flat loads count in both, and have arrived when `vmcnt`
+//! says so. Reading or overwriting a register before that is a fault.
+//!
+//! Stores own no register: their data is read when they are issued, and on gfx10 LLVM does not wait before such a
+//! register is written again. `lgkmcnt` counts stores to LDS and flat ones. `vscnt` counts those to global memory,
+//! which matters only to other waves ([`crate::races`]). `expcnt` counts exports and global data share, which compute
+//! kernels do not have.
 
 use unhang_isa::{Effects, Field, Format, Instruction, OperandValue, ScalarSet, scalar_name};
 
@@ -20,12 +22,12 @@ use crate::wave::Wave;
 pub(crate) struct VectorSet([u64; 4]);
 
 impl VectorSet {
-    /// All that are in either.
+    /// The union of both.
     pub(crate) fn union(&self, other: &VectorSet) -> VectorSet {
         VectorSet(std::array::from_fn(|part| self.0[part] | other.0[part]))
     }
 
-    /// A bit for each register.
+    /// One bit per register.
     pub(crate) fn words(&self) -> [u64; 4] {
         self.0
     }
@@ -50,7 +52,7 @@ impl VectorSet {
     }
 }
 
-/// How an instruction meets what is in flight.
+/// An instruction's effect on what is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flight {
     None,
@@ -68,14 +70,14 @@ pub(crate) enum Flight {
     },
 }
 
-/// What counts a load, and in which order it arrives.
+/// What counts a load, and in which order loads arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     Vector,
     Local,
     Scalar,
     Flat,
-    /// Nothing is returned: `vscnt`, and `lgkmcnt` too for one that may go to LDS.
+    /// Nothing is returned. Counted by `vscnt`, and by `lgkmcnt` too if it may go to LDS.
     Store,
     FlatStore,
 }
@@ -86,13 +88,13 @@ impl Flight {
         matches!(self, Flight::Wait { vector, other, .. } if vector != u8::MAX || other != u8::MAX)
     }
 
-    /// Whether it is counted by what such a wait looks at.
+    /// Whether the counter of such a wait counts it.
     pub(crate) fn is_counted(self) -> bool {
         matches!(self, Flight::Load { counter, .. } if counter != Counter::Store)
     }
 }
 
-/// The vector registers that an instruction reads or writes, and what it does to what is in flight.
+/// The vector registers that an instruction reads or writes, and its effect on what is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
     pub registers: VectorSet,
@@ -122,7 +124,7 @@ impl Touch {
         let (mut reads, mut writes) = (VectorSet::default(), VectorSet::default());
         let format = instruction.format();
         if matches!(format, Format::Mubuf | Format::Mtbuf) {
-            // Index and offset; what is stored is read, and so is what an atomic takes.
+            // Index and offset. Stored data is read, and so are an atomic's operands.
             reads.add(instruction.high_bits(0, 8) as u8, instruction.bits(12, 2).count_ones() as u8);
             let words = match semantics {
                 Semantics::Memory(Access::Store { count, .. }) => *count,
@@ -136,7 +138,7 @@ impl Touch {
                 let OperandValue::Vector(first) = instruction.operand(slot) else { continue };
                 let mut count = slot.width.registers(false);
                 match slot.field {
-                    // What an atomic does not return, it does not write.
+                    // An atomic that returns nothing writes nothing.
                     Field::Destination
                         if instruction.is_atomic()
                             && matches!(flight, Flight::None | Flight::Load { count: 0, .. }) => {}
@@ -166,7 +168,7 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
         let (vector, other) = ((bits & 15 | bits >> 14 << 4) as u8, (bits >> 8 & 63) as u8);
         return Flight::Wait { vector, other, store: u8::MAX };
     }
-    // With a register the count is not known here: only `null` adds nothing to it.
+    // With a register, the count is not known here; only `null` adds nothing to it.
     let limit = if instruction.bits(16, 7) == 0x7d { instruction.immediate().min(255) as u8 } else { u8::MAX };
     let nothing = u8::MAX;
     match instruction.definition.mnemonic {
@@ -185,14 +187,14 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
     let count = match access {
         Access::Load { count, .. } => count,
         Access::TypedLoad(typed) => typed.registers(),
-        // Into no register.
-        Access::LoadToLocal { .. } => 0,
+        // It loads into no register.
+        Access::LoadToLocal { .. } | Access::TypedLoadToLocal(_) => 0,
         Access::LoadTwo { count, .. } => count * 2,
         Access::Atomic { wide, returns: true, .. } => 1 + wide as u8,
         Access::Swizzle | Access::Permute { .. } => 1,
         Access::ScalarLoad { count } => count,
         Access::Clock => 2,
-        // Nothing is returned, but it is counted.
+        // It returns nothing, but is counted.
         Access::Store { .. } | Access::TypedStore(_) | Access::StoreTwo { .. } | Access::Atomic { .. } => {
             let counter = match counter {
                 Counter::Vector => Counter::Store,
@@ -234,7 +236,7 @@ impl Load {
     }
 }
 
-/// Loads in the order in which they were issued, in a ring. Counters have six bits: whoever would pass that waits for the
+/// Loads in the order of issue, in a ring. Counters have six bits: an instruction that would exceed them waits for the
 /// oldest.
 #[derive(Clone)]
 struct Queue {
@@ -257,7 +259,7 @@ impl Queue {
         self.count += 1;
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest.
     #[inline(always)]
     fn pop(&mut self) -> Load {
         let load = self.loads[self.first % Queue::MOST];
@@ -273,7 +275,7 @@ impl Default for Queue {
     }
 }
 
-/// The registers that loads own, and how many own each.
+/// The registers that loads own, and how many loads own each.
 #[derive(Clone)]
 struct Owners {
     set: VectorSet,
@@ -308,17 +310,17 @@ impl Owners {
 /// Loads of a wave that are in flight.
 #[derive(Clone, Default)]
 pub(crate) struct Flights {
-    /// Counted by `vmcnt`, and by `lgkmcnt`. Flat loads are in both, and own their registers as those of `vmcnt`: what comes
-    /// from global memory is there then, and AMD's own copy kernels wait for no more.
+    /// Counted by `vmcnt`, and by `lgkmcnt`. Flat loads are in both, and own their registers as loads of `vmcnt`: data
+    /// from global memory has arrived then, and AMD's own copy kernels wait for no more.
     vector: Queue,
     other: Queue,
-    /// Of those in `other`, how many come in any order.
+    /// How many of those in `other` arrive in any order.
     unordered: usize,
     owned: Owners,
     owned_scalars: ScalarSet,
 }
 
-/// Loads in flight in little space, to be compared and kept.
+/// A compact form of loads in flight, for comparing and keeping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlightsInShort {
     vector: Vec<Load>,
@@ -351,13 +353,13 @@ impl Flights {
         flights
     }
 
-    /// Whether an instruction that touches these registers has to wait for a load.
+    /// Whether an instruction that touches these registers must wait for a load.
     #[inline(always)]
     pub(crate) fn may_meet(&self, vectors: &VectorSet, scalars: ScalarSet) -> bool {
         self.owned.set.meets(vectors) || self.owned_scalars.meets(scalars)
     }
 
-    /// The fault of an instruction at an address that does not wait for a load, if it does not.
+    /// The fault of an instruction at an address, if it does not wait for a load.
     #[cold]
     pub(crate) fn check(
         &self,
@@ -371,12 +373,12 @@ impl Flights {
         let (reads, writes) = Touch::registers(instruction, semantics);
         let flight = flight(instruction, semantics);
         for load in self.vector.all().chain(self.other.all()) {
-            // Loads of one kind arrive in order, so that the later one's result stays.
+            // Loads of one kind arrive in order, so the later one's result stays.
             let in_order = match flight {
                 Flight::Load { counter, .. } if counter == load.counter => {
                     matches!(counter, Counter::Vector | Counter::Local)
                 }
-                // A flat load that did not go to LDS, as `lgkmcnt` has said, is one of global memory.
+                // A flat load that did not go to LDS, as `lgkmcnt` has shown, is one of global memory.
                 Flight::Load { counter: Counter::Vector, .. } if load.counter == Counter::Flat => {
                     !self.other.all().any(|other| (other.counter, other.address) == (Counter::Flat, load.address))
                 }
@@ -395,7 +397,7 @@ impl Flights {
         Ok(())
     }
 
-    /// Notes what an instruction does to what is in flight.
+    /// Records an instruction's effect on what is in flight.
     #[inline(always)]
     pub(crate) fn note(&mut self, flight: Flight, address: u64, lanes: u64) {
         match flight {
@@ -423,7 +425,7 @@ impl Flights {
         }
         if self.other.count == Queue::MOST {
             self.wait(usize::MAX, Queue::MOST - 1);
-            // All that are left come in any order: then it is the oldest here.
+            // All that are left arrive in any order, so this takes the oldest here.
             if self.other.count == Queue::MOST {
                 self.other.pop();
                 self.unordered -= 1;
@@ -434,7 +436,7 @@ impl Flights {
         self.unordered += (load.counter == Counter::Scalar) as usize;
     }
 
-    /// Lets results arrive until no more than this many are in flight. Waiting twice is waiting once.
+    /// Lets results arrive until at most this many are in flight. Repeating a wait has no effect.
     #[inline(always)]
     pub(crate) fn wait(&mut self, vector: usize, other: usize) {
         while self.vector.count > vector {
@@ -454,7 +456,7 @@ impl Flights {
         }
     }
 
-    /// Those that come in any order may all be among the arrived, the rest are the oldest of the others.
+    /// All loads without an order may be among those that have arrived; the rest are the oldest of the others.
     fn wait_among_unordered(&mut self, other: usize) {
         let mut arrived = (self.other.count - other).saturating_sub(self.unordered);
         for _ in 0..self.other.count {

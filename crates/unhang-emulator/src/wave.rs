@@ -11,7 +11,7 @@ pub(crate) const M0: usize = 124;
 pub(crate) const NULL: usize = 125;
 pub(crate) const EXEC: usize = 126;
 
-/// What waits for what.
+/// Whether a wave runs, waits or has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Running,
@@ -23,17 +23,17 @@ pub(crate) enum Standing {
 #[derive(Clone)]
 pub(crate) struct Wave {
     pub scalars: [u32; 128],
-    /// Vector registers, those of the upper half behind those of the lower.
+    /// Vector registers; those of the upper half follow those of the lower.
     pub vectors: Registers,
     /// Vector registers of a half.
     pub registers: usize,
-    /// The half for which a vector instruction is being executed; 0 outside of them.
+    /// The half for which a vector instruction is being executed; otherwise 0.
     pub half: usize,
     pub wave64: bool,
     pub scc: bool,
-    /// Where the kernel starts.
+    /// The address of the kernel's first instruction.
     pub entry: u64,
-    /// The number of the wave in its workgroup, and the workgroup's place in the grid.
+    /// The number of the wave in its workgroup, and the workgroup's position in the grid.
     pub number: u32,
     pub workgroup: [u32; 3],
     pub function: u32,
@@ -44,24 +44,24 @@ pub(crate) struct Wave {
     pub spans_units: bool,
     /// The mode register.
     pub mode_bits: u32,
-    /// What it says of floats.
+    /// The mode register's meaning for floats.
     pub mode: FloatMode,
-    /// Where scratch memory is, as the program says.
+    /// The address of scratch memory, as the program sees it.
     pub flat_scratch: [u32; 2],
-    /// Where it really is: the address of this wave's part, and bytes of a lane.
+    /// Its real address: that of this wave's part, and the bytes per lane.
     pub scratch: (u64, u32),
     /// The bases of LDS and of private memory in flat addresses.
     pub apertures: [u64; 2],
-    /// Whether code was resolved for the float mode that flushes denormals of singles, and not for the usual one.
+    /// Whether code was resolved for the float mode that flushes single-precision denormals, not for the usual one.
     pub flushes: bool,
     /// Whether the float mode is the one for which code was resolved.
     pub usual_mode: bool,
 }
 
-/// What the width and meaning of an operand are, for constants and sign changes.
+/// The width and meaning of an operand, for constants and sign changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
-    /// 32 bits, or fewer that are taken from them.
+    /// 32 bits, or fewer that are extracted from them.
     Bits32,
     /// 64 bits to which a literal is extended with zeros.
     Bits64,
@@ -77,7 +77,7 @@ pub(crate) enum Type {
 }
 
 impl Type {
-    /// Whether it is half a register, the upper half of which can be meant.
+    /// Whether it is half a register, of which the upper half can be selected.
     pub(crate) const fn is_half(self) -> bool {
         matches!(self, Type::Bits16 | Type::Float16)
     }
@@ -86,7 +86,7 @@ impl Type {
         matches!(self, Type::Float16 | Type::Float32 | Type::Float64)
     }
 
-    /// The bit that changes of sign turn over; integers have no such modifiers.
+    /// The bit that sign changes invert; integers have no such modifiers.
     pub(crate) const fn sign_bit(self) -> u64 {
         match self {
             Type::Float16 => 1 << 15,
@@ -98,42 +98,42 @@ impl Type {
 }
 
 impl Wave {
-    /// The active lanes, of the half that is being executed.
+    /// The active lanes of the half that is being executed.
     #[inline]
     pub(crate) fn exec(&self) -> u32 {
         self.scalars[EXEC + self.half]
     }
 
-    /// Both halves of EXEC, of which waves of 32 lanes have one.
+    /// Both halves of EXEC; waves of 32 lanes have one.
     #[inline]
     pub(crate) fn exec64(&self) -> u64 {
         self.scalars[EXEC] as u64 | if self.wave64 { (self.scalars[EXEC + 1] as u64) << 32 } else { 0 }
     }
 
-    /// Both halves of VCC, of which waves of 32 lanes have one.
+    /// Both halves of VCC; waves of 32 lanes have one.
     #[inline]
     pub(crate) fn vcc64(&self) -> u64 {
         self.scalars[VCC] as u64 | if self.wave64 { (self.scalars[VCC + 1] as u64) << 32 } else { 0 }
     }
 
-    /// How many lanes are on.
+    /// The number of active lanes.
     #[inline]
     pub(crate) fn lanes_on(&self) -> u32 {
         self.exec64().count_ones()
     }
 
-    /// To be called when the float mode has changed.
+    /// Call this when the float mode has changed.
     pub(crate) fn note_mode(&mut self) {
         self.usual_mode = self.mode.is_usual(self.flushes);
     }
 
-    /// Where a vector register is among all of them, if the kernel has it.
+    /// The index of a vector register among all rows, if the kernel has it.
     #[inline]
     fn row(&self, register: usize) -> Option<usize> {
         (register < self.registers).then_some(self.half * self.registers + register)
     }
 
-    /// The rows of a vector register, to be changed; `None` past the kernel's allocation.
+    /// The row of a vector register, for changing; `None` past the kernel's allocation.
     #[inline]
     pub(crate) fn vector_mut(&mut self, register: usize) -> Option<&mut Lanes> {
         let row = self.row(register)?;
@@ -170,7 +170,7 @@ impl Wave {
         }
     }
 
-    /// One of the pair of registers of a mask, by the half that is being executed; `null` has none.
+    /// One of the pair of registers of a mask, by the half that is being executed; `None` for `null`.
     #[inline]
     pub(crate) fn set_scalar_of_half(&mut self, register: u8, value: u32) {
         if register as usize != NULL {
@@ -196,7 +196,7 @@ impl Wave {
         }
     }
 
-    /// A source that is the same for every lane: anything but a vector register.
+    /// A source that is the same for every lane: anything except a vector register.
     pub(crate) fn uniform(&self, source: OperandValue, kind: Type, wide: bool) -> u64 {
         match source {
             OperandValue::Scalar(register) if wide => self.scalar64(register),
@@ -238,7 +238,7 @@ impl Wave {
     }
 }
 
-/// What a scalar source operand is, and whether it has two registers.
+/// The type of a scalar source operand, and whether it has two registers.
 fn scalar_type(instruction: &Instruction, slot: Slot) -> (Type, bool) {
     let wide = slot.width.registers(false) == 2;
     let kind = match wide {

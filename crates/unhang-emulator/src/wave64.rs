@@ -1,6 +1,6 @@
-//! Waves of 64 lanes: vector instructions are done for the lower 32 lanes and then for the upper ones, as the hardware
-//! does them. Rows of 16 lanes, permutations and the crossbar of LDS never reach over the middle; masks are pairs of
-//! scalar registers, of which each half has one.
+//! Waves of 64 lanes: vector instructions execute for the lower 32 lanes and then for the upper ones, as in hardware.
+//! Rows of 16 lanes, permutations and the crossbar of LDS never cross the middle. Masks are pairs of scalar registers,
+//! one per half.
 
 use unhang_isa::{Field, Instruction};
 
@@ -46,7 +46,7 @@ impl Wave {
         if !instruction.definition.writes_scalar {
             return self.each_half(|wave| wave.run_vector(instruction, semantics));
         }
-        // Both halves see the scalar registers as they were; each writes its own half of the mask.
+        // Both halves see the original scalar registers; each writes its own half of the mask.
         let before = self.scalars;
         let mut lower = before;
         let result = self.each_half(|wave| {

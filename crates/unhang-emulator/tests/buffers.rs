@@ -1,4 +1,5 @@
-//! Kernels with Triton's descriptors for gfx1010: they write nothing, the audit says why, and repaired they compute.
+//! Kernels with Triton's descriptors for gfx1010: they write nothing, the audit says why, and once repaired they
+//! compute.
 
 mod common;
 
@@ -11,7 +12,7 @@ use unhang_isa::{Chip, Program, audit, elf};
 const BUFFERS: &[u8] = include_bytes!("fixtures/buffers.gfx1010.co");
 const LANES: usize = 64;
 
-/// What a kernel leaves of the words that it is to overwrite.
+/// The contents that a kernel leaves in the words that it should overwrite.
 fn output(object: &[u8], kernel: &str, input: &[u32], before: &[u32]) -> Vec<u32> {
     let mut machine = Machine::load(object, Mode::Hazards(Chip::Gfx1010)).unwrap();
     let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
@@ -65,7 +66,7 @@ fn repaired_kernels_compute() {
     assert!(repair_object(&object, Options { chip: Chip::Gfx1010, keep_size: false }).unwrap().bytes.is_none());
 }
 
-/// A constant that is a number, too, is not changed: the kernel is named, with the reason.
+/// A constant that is also used as a number is not changed: the kernel is named, with the reason.
 #[test]
 fn a_constant_with_two_uses_is_left() {
     let repaired = repaired();

@@ -1,4 +1,4 @@
-//! Kernels launched as a packet processor launches them: descriptor, code and arguments in memory of the host.
+//! Kernels launched as by a packet processor: descriptor, code and arguments are in memory of the host.
 
 mod common;
 
@@ -16,7 +16,7 @@ const WAVE64: &[u8] = include_bytes!("fixtures/kernels.wave64.gfx1010.co");
 const MORE: &[u8] = include_bytes!("fixtures/more.gfx1010.co");
 const MORE_WAVE64: &[u8] = include_bytes!("fixtures/more.wave64.gfx1010.co");
 
-/// Memory of the host, as a driver hands it out.
+/// Memory of the host, as a driver provides it.
 struct Host {
     memory: Memory,
     next: u64,
@@ -30,7 +30,7 @@ impl Host {
         Host { memory: Memory::default(), next: 0x7f00_0000_0000 }
     }
 
-    /// Maps this many bytes, and returns their address and the words behind it.
+    /// Maps this many bytes, and returns their address and their words.
     fn map(&mut self, size: usize) -> (u64, Words) {
         let words: Words = Arc::new((0..size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
         let address = self.next;
@@ -52,7 +52,7 @@ impl Host {
         self.bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
     }
 
-    /// Puts a code object into memory as the runtime's loader does, and returns where it is.
+    /// Puts a code object into memory as the runtime's loader does, and returns its address.
     fn load(&mut self, object: &[u8]) -> u64 {
         let object = CodeObject::parse(object).unwrap();
         let end = object.segments().map(|segment| segment.address + segment.memory_size).max().unwrap();
@@ -88,7 +88,7 @@ impl Host {
             local_aperture: Packet::LOCAL_APERTURE,
             private_aperture: Packet::PRIVATE_APERTURE,
         };
-        // Where older compilers look for the size of the grid and of a workgroup.
+        // Older compilers read the size of the grid and of a workgroup here.
         let mut aql = [0; 64];
         aql[4..6].copy_from_slice(&packet.workgroup_size[0].to_le_bytes());
         aql[12..16].copy_from_slice(&packet.grid_size[0].to_le_bytes());
@@ -183,7 +183,7 @@ fn code_that_takes_the_place_of_other_code_is_what_runs() {
     let packet = host.packet(KERNELS, base, "axpy", arguments);
     let machine = machine();
     machine.dispatch(&host.memory, &packet, &never()).unwrap();
-    // s_endpgm where the kernel began.
+    // s_endpgm at the kernel's start.
     let object = CodeObject::parse(KERNELS).unwrap();
     let function = object.functions.iter().find(|function| function.name == "axpy").unwrap();
     host.memory.write(base + function.address, &0xbf81_0000u32.to_le_bytes()).unwrap();

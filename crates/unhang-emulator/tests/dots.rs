@@ -1,6 +1,10 @@
-//! Dot products that gfx1010 lacks: what takes their place computes the same to the bit, with every kind of source and every
-//! modifier that the documents define, and changes no other register.
+//! Dot products that gfx1010 lacks. Their replacements compute the same to the bit, with every kind of source and every
+//! modifier that the documents define, and change no other register.
 
+#[path = "../../unhang-isa/tests/random/mod.rs"]
+mod random;
+
+use random::Random;
 use unhang_emulator::{Dispatch, Machine, Mode};
 use unhang_isa::repair::{Options, Treatment, repair_object};
 use unhang_isa::{Chip, decode};
@@ -12,26 +16,20 @@ const LANES: usize = 32;
 const REGISTERS: usize = 8;
 const CASES: usize = 60;
 
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
     fn below(&mut self, limit: u32) -> u32 {
         self.next() % limit
     }
     fn bits(&mut self, count: u32) -> u32 {
         self.next() & ((1 << count) - 1)
     }
-    /// A register's contents: any bits, or those with which sums overflow.
+    /// A register's contents: any bits, or bits that make sums overflow.
     fn whole(&mut self) -> u32 {
         const EXTREMES: [u32; 8] =
             [0, u32::MAX, 0x8000_0000, 0x7fff_ffff, 0x8000_8000, 0x7fff_7fff, 0x8080_8080, 0x7f7f_7f7f];
         if self.below(3) == 0 { EXTREMES[self.below(8) as usize] } else { self.next() << 16 ^ self.next() }
     }
-    /// Two halves of moderate size, in one register in eight any bits.
+    /// Two halves of moderate size; any bits in one register of eight.
     fn halves(&mut self) -> u32 {
         let mut half = || self.bits(1) << 15 | (8 + self.below(16)) << 10 | self.bits(10);
         let both = half() | half() << 16;
@@ -39,7 +37,7 @@ impl Random {
     }
 }
 
-/// The object with an instruction in the place of three nops.
+/// The object with an instruction in place of three nops.
 fn with_instruction(words: &[u32]) -> Vec<u8> {
     let mut object = DOTS.to_vec();
     let sled = NOP.repeat(3);
@@ -58,13 +56,7 @@ fn run(object: &[u8], mode: Mode, vectors: &[u32], scalars: &[u32; 4]) -> Result
     let output = machine.memory.allocate(LANES * REGISTERS * 4);
     let scalars = machine.memory.allocate_bytes(&bytes(scalars));
     let arguments: Vec<u8> = [input, output, scalars].iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
-    let dispatch = Dispatch {
-        kernel: "dots",
-        workgroups: [1, 1, 1],
-        workgroup_size: [LANES as u32, 1, 1],
-        arguments: &arguments,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("dots", [1, 1, 1], [LANES as u32, 1, 1], &arguments);
     machine.run(&dispatch).map_err(|fault| fault.to_string())?;
     let mut found = vec![0; LANES * REGISTERS * 4];
     machine.memory.read(output, &mut found).unwrap();
@@ -107,7 +99,7 @@ fn source(random: &mut Random) -> u32 {
     }
 }
 
-/// Whether an instruction may have these sources: no more than two scalar ones, the constant among them.
+/// Whether an instruction may have these sources: at most two scalar ones, including the constant.
 fn is_allowed(sources: &[u32]) -> bool {
     let mut shared: Vec<u32> = sources.iter().copied().filter(|&it| it < 128 || it == 255).collect();
     shared.sort_unstable();
@@ -154,7 +146,7 @@ fn short(opcode: u32, is_float: bool, seed: u64) {
     }
 }
 
-/// Permutations of the first factor: within rows, with lanes turned off by masks and by what is outside, and within eight.
+/// Permutations of the first factor: within rows, with lanes turned off by masks and at the edges, and within eight.
 fn permuted(opcode: u32, is_float: bool, seed: u64) {
     const CONTROLS: [u32; 8] = [0x1b, 0x101, 0x113, 0x124, 0x140, 0x141, 0x155, 0x167];
     let mut random = Random(seed);

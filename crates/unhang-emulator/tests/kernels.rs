@@ -1,4 +1,4 @@
-//! Kernels from a real compiler, executed and compared with what the same arithmetic gives in Rust.
+//! Executes kernels from a real compiler, and compares the results with the same arithmetic in Rust.
 
 mod common;
 
@@ -10,7 +10,7 @@ const NATIVE: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
 const WAVE64: &[u8] = include_bytes!("fixtures/kernels.wave64.gfx1010.co");
 const SPOOFED: &[u8] = include_bytes!("fixtures/kernels.gfx1030.co");
 
-/// The machines on which code has to give the same results: native code, with hazard checks, in waves of 32 and of 64
+/// The machines on which code must give the same results: native code, with hazard checks, in waves of 32 and of 64
 /// lanes, and gfx1030 code; the first also without the fast path.
 fn machines() -> [Machine; 4] {
     let mut plain = Machine::load(NATIVE, Mode::Hazards(Chip::Gfx1010)).unwrap();
@@ -198,7 +198,7 @@ fn half_precision_is_exact() {
         let mut out = [0; 200];
         machine.memory.read(at_y, &mut out).unwrap();
         for i in 0..100 {
-            // 2.5·x has 13 bits at most, so the sum of both is exact in double precision: one rounding, as in an fma.
+            // 2.5·x has at most 13 bits, so the sum of both is exact in double precision: one rounding, as in an fma.
             let expected = f16::from_f64(2.5 * x[i].to_f64() + x[99 - i].to_f64());
             let found = f16::from_le_bytes([out[i * 2], out[i * 2 + 1]]);
             assert_eq!(found, expected, "{} at {i}", machine.target().unwrap());
@@ -212,17 +212,11 @@ fn gfx1030_code_is_stopped_where_gfx1010_would_go_wrong() {
     let at_x = machine.memory.allocate_floats(&numbers(1000, 3));
     let at_y = machine.memory.allocate(16);
     let arguments = Arguments::default().pointer(at_x).pointer(at_y).int(1000);
-    let dispatch = Dispatch {
-        kernel: "block_sum",
-        workgroups: [4, 1, 1],
-        workgroup_size: [256, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("block_sum", [4, 1, 1], [256, 1, 1], &arguments.0);
     let fault = machine.run(&dispatch).unwrap_err();
     assert!(matches!(fault.kind, FaultKind::Hazard { .. }), "{fault}");
     assert!(fault.to_string().contains("would hang or may corrupt"), "{fault}");
-    // What stops it is what the audit reports at that place.
+    // It stops at what the audit reports at that place.
     let object = unhang_isa::elf::CodeObject::parse(SPOOFED).unwrap();
     let function = object.functions.iter().find(|function| function.name == "block_sum").unwrap();
     let program = unhang_isa::Program::decode(function.code, Chip::Gfx1030, false).unwrap();
@@ -237,13 +231,7 @@ fn memory_that_nobody_allocated_is_a_fault_at_its_place() {
     let at_x = machine.memory.allocate_floats(&numbers(999, 1));
     let at_y = machine.memory.allocate_floats(&numbers(1000, 1));
     let arguments = Arguments::default().pointer(at_x).pointer(at_y).float(1.0).int(1000);
-    let mut dispatch = Dispatch {
-        kernel: "axpy",
-        workgroups: [4, 1, 1],
-        workgroup_size: [256, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let mut dispatch = Dispatch::new("axpy", [4, 1, 1], [256, 1, 1], &arguments.0);
     let fault = machine.run(&dispatch).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Memory { address: at_x + 999 * 4, size: 4 });
     assert!(fault.instruction.starts_with("global_load_dword"), "{fault}");
@@ -258,12 +246,6 @@ fn a_wave_that_does_not_end_is_stopped() {
     let at_next = machine.memory.allocate(64 * 4);
     let at_out = machine.memory.allocate(64 * 4);
     let arguments = Arguments::default().pointer(at_next).pointer(at_out).int(i32::MAX);
-    let dispatch = Dispatch {
-        kernel: "chase",
-        workgroups: [1, 1, 1],
-        workgroup_size: [64, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("chase", [1, 1, 1], [64, 1, 1], &arguments.0);
     assert_eq!(machine.run(&dispatch).unwrap_err().kind, FaultKind::Budget { limit: 10_000 });
 }

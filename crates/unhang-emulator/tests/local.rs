@@ -1,4 +1,4 @@
-//! Local memory that a workgroup has less of than it uses: a fault, or what a card makes of it.
+//! A workgroup with less local memory than it uses: a fault, or the behaviour of a card.
 
 mod common;
 
@@ -10,7 +10,7 @@ use unhang_isa::elf::CodeObject;
 const KERNELS: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
 const KERNELS_64: &[u8] = include_bytes!("fixtures/kernels.wave64.gfx1010.co");
 const KERNEL: &str = "block_sum";
-/// Of the 256 numbers that a workgroup adds up in LDS there is room for these.
+/// The room for the 256 numbers that a workgroup adds up in LDS.
 const ROOM: usize = 192;
 
 /// The object, with less LDS for its sum.
@@ -24,25 +24,19 @@ fn with_less_local(object: &[u8]) -> Vec<u8> {
     changed
 }
 
-/// The sums of four workgroups, and how many words lay beyond their LDS.
+/// The sums of four workgroups, and the number of words beyond their LDS.
 fn sums(object: &[u8], fast: bool, local_bounds: bool) -> Result<(Vec<f32>, u64), Fault> {
     let mut machine = Machine::load(object, Mode::Hazards(Chip::Gfx1010)).unwrap();
     (machine.fast, machine.local_bounds) = (fast, local_bounds);
     let input = machine.memory.allocate_floats(&numbers(1024, 3));
     let output = machine.memory.allocate(4 * 4);
     let arguments = Arguments::default().pointer(input).pointer(output).int(1024);
-    let dispatch = Dispatch {
-        kernel: KERNEL,
-        workgroups: [4, 1, 1],
-        workgroup_size: [256, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new(KERNEL, [4, 1, 1], [256, 1, 1], &arguments.0);
     let counts = machine.run(&dispatch)?;
     Ok((machine.memory.read_floats(output, 4).unwrap(), counts.beyond_local))
 }
 
-/// What the kernel computes where everything from `room` on reads as zero.
+/// What the kernel computes if everything from `room` on reads as zero.
 fn expected(room: usize) -> Vec<f32> {
     numbers(1024, 3)
         .chunks(256)
@@ -65,7 +59,7 @@ fn what_lies_beyond_local_memory_is_a_fault_or_zero() {
         let less = with_less_local(object);
         for fast in [true, false] {
             assert_eq!(sums(object, fast, false).unwrap(), (expected(256), 0));
-            // Of each workgroup 64 numbers are written there, and read once.
+            // Each workgroup writes 64 numbers there, and reads each once.
             assert_eq!(sums(&less, fast, false).unwrap(), (expected(ROOM), 4 * 128));
             let fault = sums(&less, fast, true).unwrap_err();
             assert!(matches!(fault.kind, FaultKind::Local { limit, .. } if limit == ROOM as u32 * 4), "{fault}");

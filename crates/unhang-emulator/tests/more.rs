@@ -74,7 +74,7 @@ fn divisions_are_exact() {
         let mut machine = machine();
         machine.perturbation = perturbation;
         let mut x = numbers(COUNT, 4);
-        // Zero, infinity, huge and denormal numbers among them.
+        // Including zero, infinity, huge and denormal numbers.
         x[..6].copy_from_slice(&[0.0, f32::INFINITY, 3e38, 1e-40, -1e-38, f32::MAX]);
         let at_x = machine.memory.allocate_floats(&x);
         let (at_y, at_z) = (machine.memory.allocate(COUNT * 4), machine.memory.allocate(COUNT * 8));
@@ -126,13 +126,7 @@ fn what_was_executed_is_counted_by_unit() {
     let at_x = machine.memory.allocate_floats(&numbers(COUNT, 4));
     let (at_y, at_z) = (machine.memory.allocate(COUNT * 4), machine.memory.allocate(COUNT * 8));
     let arguments = Arguments::default().pointer(at_x).pointer(at_y).pointer(at_z).int(COUNT as i32);
-    let dispatch = unhang_emulator::Dispatch {
-        kernel: "divide",
-        workgroups: [2, 1, 1],
-        workgroup_size: [64, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let dispatch = unhang_emulator::Dispatch::new("divide", [2, 1, 1], [64, 1, 1], &arguments.0);
     let counts = machine.run(&dispatch).unwrap();
     // Four waves: two loads for each of two stores, one reciprocal in single precision, no local memory.
     assert_eq!(counts[Unit::VectorMemory], 4 * 6, "{counts}");

@@ -1,4 +1,4 @@
-//! What an observer sees of a kernel, and workgroups that are run alone.
+//! What an observer sees of a kernel, and workgroups that run alone.
 
 mod common;
 
@@ -31,7 +31,7 @@ impl Observer for Watch {
     }
 }
 
-/// `axpy` of 512 elements in two workgroups; the machine, and where y is.
+/// `axpy` of 512 elements in two workgroups. Returns the machine and the address of y.
 fn axpy(only: Option<Vec<u64>>, watch: Option<Arc<Watch>>) -> (Machine, u64, u64) {
     let mut machine = Machine::load(NATIVE, Mode::Hazards(Chip::Gfx1010)).unwrap();
     let (x, y) = (numbers(512, 1), vec![7.0; 512]);
@@ -41,13 +41,7 @@ fn axpy(only: Option<Vec<u64>>, watch: Option<Arc<Watch>>) -> (Machine, u64, u64
         machine.observer = Some(watch);
     }
     let arguments = Arguments::default().pointer(at_x).pointer(at_y).float(1.5).int(512);
-    let dispatch = Dispatch {
-        kernel: "axpy",
-        workgroups: [2, 1, 1],
-        workgroup_size: [256, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("axpy", [2, 1, 1], [256, 1, 1], &arguments.0);
     machine.run(&dispatch).unwrap();
     (machine, at_x, at_y)
 }

@@ -1,4 +1,4 @@
-//! Races between waves of a workgroup: none where barriers stand, found where one is taken out.
+//! Races between waves of a workgroup: none with all barriers, and found when one is removed.
 
 mod common;
 
@@ -17,13 +17,7 @@ fn sum(object: &[u8], races: bool) -> Result<f32, Fault> {
     let input = machine.memory.allocate_floats(&numbers(1024, 3));
     let output = machine.memory.allocate(4 * 4);
     let arguments = Arguments::default().pointer(input).pointer(output).int(1024);
-    let dispatch = Dispatch {
-        kernel: "block_sum",
-        workgroups: [4, 1, 1],
-        workgroup_size: [256, 1, 1],
-        arguments: &arguments.0,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("block_sum", [4, 1, 1], [256, 1, 1], &arguments.0);
     machine.run(&dispatch)?;
     Ok(machine.memory.read_floats(output, 4).unwrap().iter().sum())
 }

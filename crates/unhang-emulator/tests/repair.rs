@@ -1,4 +1,4 @@
-//! Code that was repaired computes what it computed before, and is stopped less.
+//! Repaired code computes what it computed before, and stops less often.
 
 use unhang_emulator::{Dispatch, Machine, Mode};
 use unhang_isa::Chip;
@@ -9,7 +9,7 @@ use unhang_isa::repair::{Repaired, repair_in_place};
 const SPOOFED: &[u8] = include_bytes!("fixtures/kernels.gfx1030.co");
 const HAZARDS: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co");
 
-/// Every function repaired in a copy of the object.
+/// Repairs every function in a copy of the object.
 fn repair(object: &[u8]) -> (Vec<u8>, Vec<(String, Repaired)>) {
     let mut copy = object.to_vec();
     let mut repairs = Vec::new();
@@ -29,7 +29,7 @@ fn results(object: &[u8], mode: Mode) -> Vec<u8> {
     let x = machine.memory.allocate_floats(&values);
     let y = machine.memory.allocate(4 * 400);
     let mut run = |kernel: &str, workgroups, arguments: &[u8]| {
-        let dispatch = Dispatch { kernel, workgroups, workgroup_size: [256, 1, 1], arguments, dynamic_local: 0 };
+        let dispatch = Dispatch::new(kernel, workgroups, [256, 1, 1], arguments);
         machine.run(&dispatch).unwrap_or_else(|fault| panic!("{fault}"));
     };
     let pointers = |pointers: &[u64], numbers: &[i32]| -> Vec<u8> {

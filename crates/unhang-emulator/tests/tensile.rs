@@ -12,8 +12,7 @@ fn run(object: &[u8], kernel: &str, mode: Mode) -> Result<Vec<u8>, String> {
     let values: Vec<f32> = (0..32).map(|lane| f32::from_bits(lane * 3)).collect();
     let (input, output) = (machine.memory.allocate_floats(&values), machine.memory.allocate(128));
     let arguments: Vec<u8> = [input, output].iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
-    let dispatch =
-        Dispatch { kernel, workgroups: [1, 1, 1], workgroup_size: [32, 1, 1], arguments: &arguments, dynamic_local: 0 };
+    let dispatch = Dispatch::new(kernel, [1, 1, 1], [32, 1, 1], &arguments);
     machine.run(&dispatch).map_err(|fault| fault.to_string())?;
     let mut bytes = vec![0; 128];
     machine.memory.read(output, &mut bytes).unwrap();
@@ -37,7 +36,7 @@ fn what_the_chip_lacks_is_computed_by_what_it_has() {
     let sums: [fn(u32) -> u32; 2] = [
         // 2 * 3 + 0.5 * 8 + 1, and 5 - 12 + 21 - 32 + lane.
         |lane| (lane * 3 + 11).wrapping_add_signed(-18).wrapping_add(lane),
-        // The fourth number of the input, and nothing is left in the other half of the address.
+        // The fourth number of the input; the other half of the address keeps nothing.
         |lane| lane * 3 + 9,
     ];
     for (kernel, sum) in ["dots", "flat_over_itself"].into_iter().zip(sums) {

@@ -1,4 +1,4 @@
-//! Waits are real: a register that is used before its load was waited for is a fault that names both instructions.
+//! Waits are real: using a register before its load was waited for is a fault that names both instructions.
 
 mod common;
 
@@ -12,7 +12,7 @@ use unhang_isa::elf::CodeObject;
 
 const KERNELS: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
 
-// Instructions, as LLVM's assembler encodes them for gfx1010; s[0:1] is where the arguments lie.
+// Instructions, as LLVM's assembler encodes them for gfx1010; s[0:1] is the address of the arguments.
 const S_LOAD_S8: &[u32] = &[0xf400_0200, 0xfa00_0000];
 const S_LOAD_S9: &[u32] = &[0xf400_0240, 0xfa00_0004];
 const MOVE_S10_S8: &[u32] = &[0xbe8a_0308];
@@ -37,7 +37,7 @@ const EXPCNT_0: &[u32] = &[0xbf8c_ff0f];
 const EXPCNT_0_LONG: &[u32] = &[0xbcfd_0000];
 const VSCNT_0: &[u32] = &[0xbbfd_0000];
 const BARRIER: &[u32] = &[0xbf8a_0000];
-// v1 is where a work-item's own word is, v2 where the one of the other wave is; v0 is its number.
+// v1 is the address of a work-item's own word, v2 that of the other wave's; v0 is its number.
 const OWN_V1_OTHERS_V2: &[u32] = &[0x3402_0082, 0x3a04_02ff, 0x80];
 const STORE_OWN: &[u32] = &[0xdc70_8000, 0x0000_0001];
 const STORE_OTHERS: &[u32] = &[0xdc70_8000, 0x0000_0002];
@@ -67,7 +67,7 @@ fn run(code: &[&[u32]], mode: Mode) -> Option<(String, String)> {
 fn dispatch(code: &[&[u32]], machine: Machine, items: u16) -> Result<(), FaultKind> {
     let mut memory = Memory::default();
     let mut bytes = vec![0; 64];
-    // The code is behind the descriptor; 16 vector registers, the address of the arguments, 32 lanes.
+    // The code follows the descriptor; 16 vector registers, the address of the arguments, 32 lanes.
     bytes[16..24].copy_from_slice(&64u64.to_le_bytes());
     bytes[48..52].copy_from_slice(&(1u32 | 0xf0 << 12).to_le_bytes());
     bytes[52..56].copy_from_slice(&(2u32 << 1).to_le_bytes());
@@ -105,7 +105,7 @@ fn loads_of_vector_memory_arrive_in_order() {
     assert_eq!(missing(&[ZERO_V1, LOAD_V8, LOAD_V9, VMCNT_1, MOVE_V4_V9]), found("v9", load));
     assert_eq!(missing(&[ZERO_V1, LOAD_V8, LOAD_V9, VMCNT_0, MOVE_V4_V9]), None);
     assert_eq!(missing(&[ZERO_V1, LOAD_V9, LGKMCNT_0, MOVE_V4_V9]), found("v9", load), "the other counter");
-    // The later of two loads into one register stays; what is stored has to be there.
+    // The later of two loads into one register stays; stored data must have arrived.
     assert_eq!(missing(&[ZERO_V1, LOAD_V8, LOAD_V8, VMCNT_0, STORE_V8]), None);
     assert_eq!(missing(&[ZERO_V1, LOAD_V8, STORE_V8]), found("v8", "global_load_dword v8, v1, s[0:1]"));
 }
@@ -135,7 +135,7 @@ fn scalar_loads_arrive_in_any_order() {
 #[test]
 fn flat_loads_count_in_both_counters_and_arrive_by_the_vectors() {
     let load = "flat_load_dword v7, v[5:6]";
-    // As ROCr's own copy kernels have it, on every card.
+    // As in ROCr's own copy kernels, on every card.
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, MOVE_V4_V7]), None);
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, LGKMCNT_0, MOVE_V4_V7]), found("v7", load));
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, LGKMCNT_0, MOVE_V4_V7]), None);
@@ -151,7 +151,7 @@ fn a_flat_load_that_did_not_go_to_lds_is_overtaken_by_no_load_of_global_memory()
     assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, LOAD_V7, FLAT_LOAD_V7]), found("v7", load), "the other way around");
 }
 
-/// As clang counts on gfx10; random programs found that flat stores were not counted.
+/// clang counts this way on gfx10; random programs found that flat stores were not counted.
 #[test]
 fn flat_accesses_count_in_order_with_those_of_lds() {
     let load = "ds_read_b32 v2, v1";
@@ -172,7 +172,7 @@ fn the_export_counter_waits_for_no_load() {
     }
 }
 
-/// What two waves do around a barrier: a race, and whether it is one because of what was in flight there.
+/// What two waves do around a barrier: whether it is a race, and whether because of what was in flight there.
 fn race_of_two_waves(before: &[&'static [u32]], behind: &[&'static [u32]]) -> Option<bool> {
     let code = [&[OWN_V1_OTHERS_V2], before, &[BARRIER], behind].concat();
     let machine = |races| {
@@ -206,12 +206,12 @@ fn memory_that_is_overwritten_before_a_load_of_it_was_waited_for_is_found() {
     assert_eq!((race(VSCNT_0), race(LGKMCNT_0)), (Some(true), Some(true)));
 }
 
-/// A hazard whose first half was left pending before a call is one that compilers, which look at each function by itself, do not
-/// see; it is reported separately.
+/// Compilers examine each function by itself, so they do not see a hazard whose first half was left pending before a
+/// call. It is reported separately.
 #[test]
 fn a_hazard_across_a_call_is_told_apart_from_one_within_a_function() {
     const BRANCH_TO_NEXT: &[u32] = &[0xbf82_0000];
-    // s_getpc_b64 s[2:3], s_add_u32 s2, s2, 8, s_setpc_b64 s[2:3]: to what stands behind.
+    // s_getpc_b64 s[2:3], s_add_u32 s2, s2, 8, s_setpc_b64 s[2:3]: jumps to the next instruction.
     const JUMP_TO_NEXT: &[u32] = &[0xbe82_1f00, 0x8002_8802, 0xbe80_2002];
     let hazard = |jump: &'static [u32]| {
         let code = [ZERO_V1, DS_READ_V2, LGKMCNT_0, BRANCH_TO_NEXT, jump, LOAD_V8, VMCNT_0];
@@ -224,7 +224,7 @@ fn a_hazard_across_a_call_is_told_apart_from_one_within_a_function() {
     assert!(hazard(JUMP_TO_NEXT));
 }
 
-/// What is pending is remembered by number: a loop comes by again and again, and what is wrong in its last round is found.
+/// What is pending is remembered by number: a loop repeats it, and a fault in its last round is still found.
 #[test]
 fn a_wait_that_is_missing_only_behind_a_loop_is_missed_there() {
     // s_mov_b32 s8, 5; then, five times: a load, s_sub_u32 s8, s8, 1, s_cmp_lg_u32 s8, 0, s_cbranch_scc1 back.
@@ -235,15 +235,15 @@ fn a_wait_that_is_missing_only_behind_a_loop_is_missed_there() {
     assert_eq!(missing(&with(&[back, MOVE_V4_V8])), found("v8", "global_load_dword v8, v1, s[0:1]"));
 }
 
-/// Takes each wait out of a compiler's kernel, one at a time: how many were missed, by a register and by memory, and how many
-/// there are.
+/// Removes each wait from a compiler's kernel, one at a time. Returns how many were missed, by a register and by
+/// memory, and how many there are.
 fn missed_waits(kernel: &str, workgroups: u32, races: bool) -> [usize; 3] {
     let object = CodeObject::parse(KERNELS).unwrap();
     let function = object.functions.iter().find(|function| function.name == kernel).unwrap();
     let (mut by_register, mut by_memory, mut removed) = (0, 0, 0);
     for place in (0..function.code.len()).step_by(4) {
         let word = function.code[place..place + 4].first_chunk().map_or(0, |&word| u32::from_le_bytes(word));
-        // s_waitcnt and s_waitcnt_vscnt null, 0; constants that look like them do not stand in these kernels.
+        // s_waitcnt and s_waitcnt_vscnt null, 0. These kernels have no constants that look like them.
         if word >> 16 != 0xbf8c && !(races && [word] == VSCNT_0) {
             continue;
         }
@@ -260,13 +260,7 @@ fn missed_waits(kernel: &str, workgroups: u32, races: bool) -> [usize; 3] {
             "block_sum" => Arguments::default().pointer(a).pointer(b).int(1000),
             _ => Arguments::default().pointer(a).pointer(b).pointer(c).int(16).int(16).int(32),
         };
-        let dispatch = Dispatch {
-            kernel,
-            workgroups: [workgroups, 1, 1],
-            workgroup_size: [256, 1, 1],
-            arguments: &arguments.0,
-            dynamic_local: 0,
-        };
+        let dispatch = Dispatch::new(kernel, [workgroups, 1, 1], [256, 1, 1], &arguments.0);
         removed += 1;
         match machine.run(&dispatch).map_err(|fault| fault.kind) {
             Err(FaultKind::Wait { .. }) => by_register += 1,
@@ -281,14 +275,14 @@ fn missed_waits(kernel: &str, workgroups: u32, races: bool) -> [usize; 3] {
 #[test]
 fn every_wait_of_a_compiler_that_guards_a_register_is_missed() {
     let rates = [("axpy", 4), ("gemm", 1), ("block_sum", 4)].map(|(name, groups)| missed_waits(name, groups, false));
-    // The others stand in pairs around 2 and 9 barriers: they order memory between waves, and guard no register.
+    // The others are in pairs around 2 and 9 barriers: they order memory between waves, and protect no register.
     assert_eq!(rates, [[3, 0, 3], [12 - 2 * 2, 0, 12], [29 - 2 * 9, 0, 29]]);
 }
 
 #[test]
 fn every_wait_of_a_compiler_that_guards_memory_is_missed_where_races_are_looked_for() {
     let rates = [("gemm", 1), ("block_sum", 4)].map(|(name, groups)| missed_waits(name, groups, true));
-    // Of each pair around a barrier the first matters. Waits for stores stand where none is in flight, and in the sum the last
-    // six steps are one wave's own.
+    // Of each pair around a barrier, the first matters. Waits for stores are where none is in flight, and in the sum
+    // the last six steps belong to one wave.
     assert_eq!(rates, [[8, 2, 12 + 4], [11, 9 - 6, 29]]);
 }

@@ -1,4 +1,4 @@
-//! A program on both sides.
+//! Runs a program on the host and on the emulator, and compares the results.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -42,8 +42,8 @@ impl Target {
         Target::of(&[19, 15], &[Chip::Gfx1010, Chip::Gfx1030])
     }
 
-    /// Every combination of some compilers and chips; those of one width of waves together, since the host computes for one
-    /// width at a time.
+    /// Every combination of some compilers and chips, sorted by the width of waves: the host computes for one width at
+    /// a time.
     pub fn of(clangs: &[u8], chips: &[Chip]) -> Vec<Target> {
         let mut all = Vec::new();
         for wave64 in [false, true] {
@@ -64,12 +64,12 @@ pub enum Language {
     Hip,
     /// OpenCL C without its headers.
     OpenCl,
-    /// LLVM's own.
+    /// LLVM's intermediate representation.
     Llvm,
 }
 
 impl Language {
-    /// The compiler's options for it and for a chip.
+    /// The compiler's options for this language and a chip.
     fn options(self, chip: Chip) -> Vec<String> {
         let (fixed, chip_option) = match self {
             Language::Hip => {
@@ -86,41 +86,41 @@ impl Language {
     }
 }
 
-/// What came of a program.
+/// The outcome of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ComparedOutcome {
-    /// Both sides wrote the same; how many instructions of waves the emulator executed, and the hazard across a call at
-    /// which it stopped first, if any: then the repaired code ran to its end with the same checks.
+    /// Both sides wrote the same. If the emulator first stopped at a hazard across a call, the repaired code then ran
+    /// to its end with the same checks.
     Same {
-        /// Instructions of all waves.
+        /// Instructions that the emulator executed, over all waves.
         instructions: u64,
         /// The names of the instructions in the code.
         names: BTreeSet<&'static str>,
-        /// In words.
+        /// The hazard at which the emulator stopped first, in words.
         hazard: Option<String>,
     },
-    /// A word is not the same.
+    /// A word differs.
     Differs {
-        /// What it is: an output of a thread, its own memory, or a counter.
+        /// Which word: an output of a thread, its own memory, or a counter.
         place: String,
-        /// On the host.
+        /// The host's value.
         expected: u32,
-        /// On the emulator.
+        /// The emulator's value.
         found: u32,
     },
     /// The emulator stopped.
     Fault(String),
-    /// A compiler did not take it.
+    /// A compiler rejected the program.
     NotCompiled(String),
 }
 
 impl ComparedOutcome {
-    /// Whether it is a failure, and which: kinds of failures are compared while minimising.
+    /// The kind of failure, if it is one. Minimising compares kinds of failures.
     pub fn failure(&self) -> Option<&str> {
         match self {
             ComparedOutcome::Same { .. } => None,
             ComparedOutcome::Differs { .. } => Some("differs"),
-            // Up to the place.
+            // Without the place.
             ComparedOutcome::Fault(text) => text.split(" (kernel").next(),
             ComparedOutcome::NotCompiled(_) => Some("not compiled"),
         }
@@ -141,10 +141,10 @@ impl fmt::Display for ComparedOutcome {
     }
 }
 
-/// Longer than any compiler or program takes that is going to end.
+/// Longer than any compiler or program that ends at all.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Runs a command to its end, with files for its input and output; the error is what it said.
+/// Runs a command to its end, with files for its input and output. The error is what the command printed.
 fn run(command: &mut Command, input: Option<&Path>, output: Option<&Path>, errors: &Path) -> Result<()> {
     command.stdin(input.map_or_else(|| Ok(Stdio::null()), |path| File::open(path).map(Stdio::from))?);
     command.stdout(output.map_or_else(|| Ok(Stdio::null()), |path| File::create(path).map(Stdio::from))?);
@@ -170,7 +170,7 @@ fn run(command: &mut Command, input: Option<&Path>, output: Option<&Path>, error
     Ok(())
 }
 
-/// A place to compile and run programs in.
+/// A folder in which programs are compiled and run.
 pub struct Bench {
     folder: tempfile::TempDir,
 }
@@ -193,7 +193,7 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// What the counters hold first: all bits where they are masked.
+/// The initial values of the counters: all bits set where they are masked.
 fn first_counters() -> Vec<u32> {
     (0..COUNTERS * 2).map(|place| if place == 1 { u32::MAX } else { 0 }).collect()
 }
@@ -204,12 +204,12 @@ fn input(seed: u64) -> Vec<u32> {
 }
 
 impl Bench {
-    /// A new one, in a temporary folder.
+    /// Creates a bench in a temporary folder.
     pub fn new() -> Result<Bench> {
         Ok(Bench { folder: tempfile::tempdir().context("no temporary folder")? })
     }
 
-    /// The versions of clang that are here with their linkers, of those that are asked about. The host needs 19.
+    /// Those of the given versions of clang that are installed with their linkers. The host needs 19.
     pub fn compilers(versions: &[u8]) -> Vec<u8> {
         let is_there = |version: &&u8| {
             let names = [format!("clang-{version}"), format!("ld.lld-{version}")];
@@ -224,12 +224,12 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// What the host writes, with waves of 32 or of 64 lanes.
+    /// What the host writes, with waves of 32 or 64 lanes.
     fn on_host(&self, program: &Program, wave64: bool) -> Result<Buffers> {
         fs::write(self.path("program.cpp"), program.source())?;
         let mut compile = Command::new("clang-19");
         compile.args(["-x", "c++", "-std=c++17", "-O1", "-march=x86-64-v3", "-ffp-contract=off", "-fwrapv", "-w"]);
-        // Every operation of halves is rounded to a half, as the device does it.
+        // Rounds every operation on halves to a half, as the device does.
         compile.args(["-Xclang", "-ffloat16-excess-precision=none"]);
         compile.args(wave64.then_some("-DWAVE64"));
         compile.arg("-o").arg(self.path("host")).arg(self.path("program.cpp")).arg("-lm");
@@ -245,12 +245,12 @@ impl Bench {
         Ok(Buffers { output: output.to_vec(), own: own.to_vec(), counters: counters.to_vec() })
     }
 
-    /// HIP source as a code object.
+    /// Compiles HIP source to a code object.
     pub fn compile(&self, source: &str, target: Target) -> Result<Vec<u8>> {
         self.compile_with(source, target, Language::Hip, &[])
     }
 
-    /// A source as a code object, with features of the chip turned on (`+name`) or off (`-name`).
+    /// Compiles a source to a code object, with features of the chip turned on (`+name`) or off (`-name`).
     pub fn compile_with(
         &self,
         source: &str,
@@ -268,13 +268,13 @@ impl Bench {
             compile.args(["-Xclang", "-target-feature", "-Xclang", feature]);
         }
         compile.arg("-o").arg(self.path("device.co")).arg(self.path("program.source"));
-        // It leaves an empty folder behind for each chip.
+        // The compiler leaves an empty folder behind for each chip.
         compile.env("TMPDIR", self.folder.path());
         run(&mut compile, None, None, &self.path("errors"))?;
         Ok(fs::read(self.path("device.co"))?)
     }
 
-    /// Compiles a program for both sides, runs it and compares.
+    /// Compiles a program for both sides, runs both and compares.
     pub fn compare(&self, program: &Program, targets: &[Target]) -> Result<Vec<(Target, ComparedOutcome)>> {
         let mut outcomes = Vec::new();
         for of_one_width in targets.chunk_by(|one, next| one.wave64 == next.wave64) {
@@ -293,7 +293,7 @@ impl Bench {
     }
 }
 
-/// The names of the instructions of a code object's functions.
+/// The names of the instructions in a code object's functions.
 pub fn names(object: &[u8], target: Target) -> Result<BTreeSet<&'static str>> {
     let object = CodeObject::parse(object)?;
     let mut names = BTreeSet::new();
@@ -304,7 +304,8 @@ pub fn names(object: &[u8], target: Target) -> Result<BTreeSet<&'static str>> {
     Ok(names)
 }
 
-/// Runs a code object with hazard checks; where it stops at one across a call, which compilers do not look for, again repaired.
+/// Runs a code object with hazard checks. If it stops at a hazard across a call, which compilers do not look for, the
+/// repaired code runs instead.
 fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Result<ComparedOutcome> {
     let same = |instructions, hazard| {
         Ok::<_, anyhow::Error>(ComparedOutcome::Same { instructions, names: names(object, target)?, hazard })
@@ -332,13 +333,7 @@ fn launch(seed: u64, object: &[u8], mode: Mode) -> Result<Result<(Buffers, u64),
     let [output, own] = sizes.map(|words| machine.memory.allocate(words * 4));
     let counters = machine.memory.allocate_bytes(&bytes(&first_counters()));
     let arguments: Vec<u8> = [input, output, own, counters].iter().flat_map(|address| address.to_le_bytes()).collect();
-    let dispatch = Dispatch {
-        kernel: "program",
-        workgroups: [GROUPS as u32, 1, 1],
-        workgroup_size: [THREADS as u32, 1, 1],
-        arguments: &arguments,
-        dynamic_local: 0,
-    };
+    let dispatch = Dispatch::new("program", [GROUPS as u32, 1, 1], [THREADS as u32, 1, 1], &arguments);
     let counts = match machine.run(&dispatch) {
         Ok(counts) => counts,
         Err(fault) => return Ok(Err(fault)),
@@ -352,7 +347,7 @@ fn launch(seed: u64, object: &[u8], mode: Mode) -> Result<Result<(Buffers, u64),
     Ok(Ok((Buffers { output, own, counters: read(counters, COUNTERS * 2)? }, counts.instructions())))
 }
 
-/// The first word that is not the same.
+/// The first word that differs.
 fn judge(expected: &Buffers, found: &Buffers) -> Option<ComparedOutcome> {
     let parts = [
         ("output", &expected.output, &found.output, output_words()),

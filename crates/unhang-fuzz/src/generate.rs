@@ -34,13 +34,13 @@ impl VariableKind {
 
 struct Generator {
     random: Random,
-    /// Functions that may be called: what they return.
+    /// The return types of the functions that may be called.
     callable: Vec<VariableKind>,
-    /// Counters of the loops around.
+    /// The number of enclosing loops.
     loops: usize,
-    /// Whether statements stand in the kernel, with memory around.
+    /// Whether the statements are in the kernel, where memory is available.
     in_kernel: bool,
-    /// Whether local memory of other threads may be read, and then not written.
+    /// Whether the local memory of other threads may be read; it must not be written then.
     reads_others: bool,
 }
 
@@ -158,7 +158,7 @@ impl Generator {
                 Statement::Blocks(vec![(head, body)])
             }
             _ => {
-                // `break` would leave the switch: none in its cases.
+                // `break` would leave the switch, so its cases contain none.
                 let (value, outer) = (self.expression(U32, 1), std::mem::take(&mut self.loops));
                 let cases = (0..3).map(|case| {
                     let head = if case == 2 { "default:".to_owned() } else { format!("case {case}:") };
@@ -212,7 +212,7 @@ impl Generator {
         Statement::Line(line)
     }
 
-    /// Each counter has one operation, for those of different kinds do not commute.
+    /// Each counter has one operation, because different operations do not commute.
     fn atomic(&mut self) -> Statement {
         let counters = self.random.pick(&["e.counters", "e.local_counters"]);
         let operation = self.random.pick(&["add", "and", "or", "xor", "max", "min", "add64"]);
@@ -245,7 +245,7 @@ impl Generator {
         match kind {
             U32 => format!("0x{word:x}u"),
             I32 => format!("(i32)0x{word:x}u"),
-            // As `x ^ ~0` it would be an inversion that the compiler sees.
+            // As `x ^ ~0` the compiler would recognise an inversion.
             U64 | I64 if wide == u64::MAX => format!("inverse(({})0)", kind.name()),
             U64 => format!("0x{wide:x}ul"),
             I64 => format!("(i64)0x{wide:x}ul"),
@@ -284,7 +284,7 @@ impl Generator {
         }
     }
 
-    /// An expression of a type; its operands are of less depth.
+    /// An expression of that type, at most `depth` deep.
     fn expression(&mut self, kind: VariableKind, depth: usize) -> String {
         if depth == 0 {
             return self.leaf(kind);
@@ -330,7 +330,7 @@ impl Generator {
             _ => 32,
         };
         let (a, b) = (self.expression(kind, depth), self.expression(kind, depth));
-        // Signed sums wrap: the sides are compiled so that they do.
+        // Signed sums wrap: both sides are compiled with that option.
         match self.random.below(22) {
             0..=3 => format!("({name})({a} {} {b})", self.random.pick(&["+", "-", "*"])),
             4..=6 => format!("({name})({a} {} {b})", self.random.pick(&["&", "|", "^"])),
@@ -341,7 +341,7 @@ impl Generator {
             13 => format!("({a} {} {b} ? {a} : {b})", self.random.pick(&["<", ">"])),
             14 if kind != U64 && kind != I64 => {
                 let operation = self.random.pick(&["add", "sub"]);
-                // Compilers before clang 20 promote narrow operands here and newer ones do not.
+                // Compilers before clang 20 promote narrow operands here; newer ones do not.
                 let wide = if bits < 32 { "i32" } else { name };
                 format!("__builtin_elementwise_{operation}_sat(({wide}){a}, ({wide}){b})")
             }
@@ -352,7 +352,7 @@ impl Generator {
         }
     }
 
-    /// From another type.
+    /// An expression converted from another type.
     fn converted(&mut self, kind: VariableKind, depth: usize) -> String {
         let from = [U32, I32, U64, I64, U16, I16, U8, F32, F64, F16, Pair, HalfPair][self.random.below(12)];
         let value = self.expression(from, depth);
@@ -367,7 +367,7 @@ impl Generator {
         }
     }
 
-    /// Instructions by name, and what the compiler has a function for.
+    /// Instructions for which the compiler has a function, and others by name.
     fn special(&mut self, kind: VariableKind, depth: usize, a: String, b: String) -> String {
         let choice = self.random.below(24);
         match kind {
@@ -433,7 +433,7 @@ impl Generator {
                 "-" => format!("difference<{name}>({a}, {b})"),
                 operator => format!("({name})({a} {operator} {b})"),
             },
-            // Halves are divided less exactly by older compilers.
+            // Older compilers divide halves less exactly.
             6 | 7 if kind != F16 => format!("({a} / {b})"),
             8 | 9 if kind != F16 => format!("__builtin_fma{suffix}({a}, {b}, {})", self.expression(kind, depth)),
             8 | 9 => {

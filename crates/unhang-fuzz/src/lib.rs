@@ -1,12 +1,14 @@
-//! Random kernels as a test of the emulator.
+//! Tests the emulator with random kernels.
 //!
-//! [`generate::generate`] makes a C++ program of a seed: whole numbers, shifts, divisions, conversions, halves, floats and
-//! doubles, private and local arrays, accesses that are not aligned, calls, loops, atomics, lanes that exchange values. It is
-//! written so that the language defines its result to the bit. [`compare::Bench`] compiles it for the host and, by two
-//! compilers, for RDNA1 and RDNA2, runs the one on the CPU and the other on the emulator, and compares every word that was
-//! written. [`minimise::minimise`] takes away what a failure does not need.
+//! [`generate::generate`] turns a seed into a C++ program. It has integers, shifts, divisions, conversions, halves,
+//! floats and doubles, private and local arrays, and unaligned accesses. It also has calls, loops, atomics, and lanes
+//! that exchange values. The language defines the result of every such program to the bit.
 //!
-//! Nothing here knows how the emulator works, and no result is worked out here: the host's compiler and processor do that.
+//! [`compare::Bench`] compiles it for the host and, with two compilers, for RDNA1 and RDNA2. It runs one on the CPU and
+//! the other on the emulator, and compares every word that was written. [`minimise::minimise`] removes what a failure
+//! does not need.
+//!
+//! Nothing here knows how the emulator works, and nothing here computes a result: the host's compiler and processor do.
 
 #![forbid(unsafe_code)]
 

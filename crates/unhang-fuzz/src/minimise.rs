@@ -1,15 +1,15 @@
-//! Taking away from a program what its failure does not need.
+//! Removes from a program what its failure does not need.
 
 use crate::program::{Phase, Program, Statement};
 
-/// The smallest program found for which `fails` still holds, in at most this many trials.
+/// The smallest program found that still fails according to `fails`, within that many trials.
 pub fn minimise(program: &Program, trials: usize, mut fails: impl FnMut(&Program) -> bool) -> Program {
     let mut best = program.clone();
     let mut left = trials;
     loop {
         let before = best.size();
         let mut number = 0;
-        // Large parts first, as they are numbered from the outside in.
+        // Large parts first: parts are numbered from the outside in.
         while let Some(smaller) = without(&best, number) {
             if left == 0 {
                 return best;
@@ -27,7 +27,7 @@ pub fn minimise(program: &Program, trials: usize, mut fails: impl FnMut(&Program
     }
 }
 
-/// The program less one part, by number: a phase, a function's or a phase's statement, or the braces around some.
+/// The program without one part, by number: a phase, a statement of a function or phase, or the braces around some.
 fn without(program: &Program, number: usize) -> Option<Program> {
     let mut smaller = program.clone();
     if number < smaller.phases.len() {
@@ -50,7 +50,7 @@ fn without(program: &Program, number: usize) -> Option<Program> {
     None
 }
 
-/// Removes the statement with a number, counting down; or, of a block, only what is around its statements.
+/// Removes the statement with that number, or of a block only what encloses its statements. Counts the number down.
 fn remove(statements: &mut Vec<Statement>, left: &mut usize) -> bool {
     for place in 0..statements.len() {
         if *left == 0 {
@@ -60,7 +60,8 @@ fn remove(statements: &mut Vec<Statement>, left: &mut usize) -> bool {
         *left -= 1;
         let Statement::Blocks(blocks) = &mut statements[place] else { continue };
         if *left == 0 {
-            // Loop counters and `break` belong to their loop; without it they would not compile, which is not a failure.
+            // Loop counters and `break` belong to their loop. Without it they do not compile, which does not count as a
+            // failure.
             let inside: Vec<Statement> = blocks.drain(..).flat_map(|(_, body)| body).collect();
             statements.splice(place..=place, inside);
             return true;

@@ -52,8 +52,9 @@ INLINE u16x2 pair_of(u32 x) {
     return cast<u16x2>(x);
 }
 
-// An inversion of 64 bits is hidden from the compiler: of `a | ~(b << k)` and of `a | ~(b >> k)`, with unsigned numbers of 64 bits and a
-// constant k of 32 or more, clang 15 and 19 lose the word that is all ones and put that of `a` in its place.
+// An inversion of 64 bits is hidden from the compiler: clang 15 and 19 get `a | ~(b << k)` and `a | ~(b >> k)` wrong
+// with unsigned numbers of 64 bits and a constant k of 32 or more. They lose the word that is all ones and put that of
+// `a` in its place.
 template <class T> INLINE T inverse(T x) {
     x = ~x;
 #if ON_DEVICE

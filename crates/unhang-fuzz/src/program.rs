@@ -1,8 +1,8 @@
-//! A random program as a tree of statements, from which parts can be taken away.
+//! A random program as a tree of statements, from which parts can be removed.
 
 use std::fmt::Write;
 
-/// A statement. All variables exist from the start, so that each can be left out.
+/// A statement. All variables exist from the start, so each statement can be left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
     /// One line.
@@ -14,27 +14,28 @@ pub enum Statement {
 /// A part of the kernel between barriers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Every thread for itself.
+    /// Each thread works by itself.
     Threads {
-        /// Whether it is a call.
+        /// Whether this is a call.
         is_call: bool,
-        /// What is done.
+        /// What each thread does.
         statements: Vec<Statement>,
     },
-    /// Lanes exchange values: the device's line, and the host's for `lane` of a wave `old`, result in `result`.
+    /// Lanes exchange values. The device and the host have separate code; the host computes `result` for `lane` of the
+    /// wave `old`.
     Lanes {
-        /// The variable that is read, an expression of `s`.
+        /// The variable that is read, as an expression of `s`.
         source: String,
         /// The variable that is written.
         target: String,
-        /// The device's expression of `x`, the source.
+        /// The device's expression of `x`, the source's value.
         device: String,
         /// The host's statement.
         host: String,
     },
 }
 
-/// A function that is called, of up to three arguments.
+/// A function with up to three arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// Its signature without attributes.
@@ -50,13 +51,13 @@ pub struct Function {
 pub struct Program {
     /// The seed that it came from.
     pub seed: u64,
-    /// Functions, each of which may call those before it.
+    /// Functions. Each may call those before it.
     pub functions: Vec<Function>,
     /// The kernel.
     pub phases: Vec<Phase>,
 }
 
-/// The variables of a thread: type, name, and how it starts from input word `n` and is written as 64 bits.
+/// The variables of a thread: type, name, and number. Each starts from an input word and is written as 64 bits.
 pub const VARIABLES: [(&str, &str, usize); 12] = [
     ("u32", "u", 5),
     ("i32", "i", 3),
@@ -72,15 +73,15 @@ pub const VARIABLES: [(&str, &str, usize); 12] = [
     ("half2", "q", 2),
 ];
 
-/// Words of a thread in the buffer that is its own.
+/// Words of a thread's own buffer.
 pub const OWN_WORDS: usize = 8;
 /// Words that a thread reads.
 pub const INPUT_WORDS: usize = 16;
-/// Threads of a workgroup, and workgroups.
+/// Threads of a workgroup.
 pub const THREADS: usize = 64;
 /// Workgroups.
 pub const GROUPS: usize = 2;
-/// Counters for atomics, in global and in local memory each.
+/// Counters for atomics, in global memory and again in local memory.
 pub const COUNTERS: usize = 8;
 
 /// 32-bit words that a thread writes at the end: every variable as 64 bits, and its arrays.
@@ -128,7 +129,7 @@ fn from_words(kind: &str, low: usize) -> String {
 }
 
 impl Program {
-    /// How many statements there are.
+    /// The number of statements.
     pub fn size(&self) -> usize {
         fn count(statements: &[Statement]) -> usize {
             let blocks =
@@ -173,7 +174,7 @@ impl Program {
         text
     }
 
-    /// How a thread begins and how it ends.
+    /// The beginning and the end of each thread.
     fn write_ends(&self, text: &mut String) {
         text.push_str("INLINE void begin(State &s, const u32 *in) {\n");
         let mut word = 0;

@@ -1,4 +1,4 @@
-//! Random numbers that are the same for a seed in every version: what a failing seed names must not change.
+//! Random numbers. A seed gives the same numbers in every version, because a failing seed must keep its meaning.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Random {
         self.below(times) == 0
     }
 
-    /// A word as tests like them: small, a power of two or near one, all ones, a float, or anything.
+    /// A word that is useful in tests: small, a power of two or near one, all ones, a float, or anything.
     pub fn word(&mut self) -> u32 {
         const SPECIAL: [u32; 16] = [
             0,

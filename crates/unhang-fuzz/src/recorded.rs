@@ -1,21 +1,21 @@
-//! Names of instructions that a source agreed with the emulator about, kept in files from which the table of sources in the
-//! documentation is made. Tests hold the files against what they see; `UPDATE_DOCS=1` writes them.
+//! Names of instructions on which a source agreed with the emulator, kept in files. The documentation's table of
+//! sources is made from these files. Tests compare the files with what they see; `UPDATE_DOCS=1` writes them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Where the names of a source are kept.
+/// The file for the names of a source.
 fn path(source: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded").join(source).with_extension("txt")
 }
 
-/// The names that are kept of a source.
+/// The recorded names of a source.
 pub fn read(source: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path(source)).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
 
-/// Adds names to those that are kept if that is asked for, and returns the ones that are not.
+/// Returns the names that are not recorded. With `UPDATE_DOCS=1` it records them first.
 pub fn missing<'n>(source: &str, names: &BTreeSet<&'n str>) -> Vec<&'n str> {
     let mut kept = read(source);
     if std::env::var_os("UPDATE_DOCS").is_some() && names.iter().any(|&name| !kept.contains(name)) {

@@ -1,5 +1,5 @@
-//! The programs of `docs/internals/llvm-reports.md` on the emulated card: native code that stops at a hazard across a call, and runs
-//! to its end when it is repaired, although nothing else in it needs repair.
+//! The programs of `docs/internals/llvm-reports.md` on the emulated card. Their native code stops at a hazard across a
+//! call. Repaired, it runs to its end, although nothing else in it needs repair.
 
 use unhang_emulator::{Dispatch, FaultKind, Machine, Mode};
 use unhang_fuzz::compare::{Bench, Language, Target};
@@ -9,7 +9,7 @@ use unhang_isa::repair::{Options, repair_object};
 const PAGE: &str = include_str!("../../../docs/internals/llvm-reports.md");
 const VALUE: u32 = 0x1234_5678;
 
-/// Runs a kernel with the arguments that both programs with local memory have; what it wrote.
+/// Runs a kernel with the arguments that both programs with local memory take, and returns what it wrote.
 fn run(object: &[u8], kernel: &str) -> Result<u32, FaultKind> {
     let mut machine = Machine::load(object, Mode::Hazards(Chip::Gfx1010)).unwrap();
     let out = machine.memory.allocate(64);
@@ -59,6 +59,6 @@ fn native_code_with_hazards_across_calls_is_repaired() {
         }
     }
     println!("stopped as they were compiled: {stopped:?}");
-    // To the emulated card, as to LLVM, a call is not a branch: the first program passes there either way.
+    // To the emulated card, as to LLVM, a call is not a branch, so the first program passes there either way.
     assert!(stopped.len() >= 2, "{stopped:?}");
 }

@@ -1,19 +1,25 @@
-//! What LLVM computes when it folds constants, against what the emulator computes from the same operands at run time.
+//! Compares what LLVM computes when it folds constants with what the emulator computes from the same operands at run
+//! time.
 //!
-//! Each case is an expression that clang folds if its operands are constants and turns into one instruction if they are not.
-//! Both are compiled for gfx1010, run, and compared bit for bit: a reading of the instruction that is neither ours nor the
-//! documentation's. A case counts only if the instruction is in the code that computes and not in the code that is folded.
+//! Each case is an expression that clang folds if its operands are constants, and turns into one instruction if not.
+//! Both are compiled for gfx1010, run, and compared bit for bit. LLVM thus gives a reading of the instruction that is
+//! neither ours nor the documentation's. A case counts only if the instruction is in the code that computes and not in
+//! the folded code.
+
+#[path = "../../unhang-isa/tests/random/mod.rs"]
+mod random;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use random::Random;
 use unhang_emulator::{Dispatch, Machine, Mode};
 use unhang_fuzz::compare::{Bench, Target};
 use unhang_fuzz::recorded;
 use unhang_isa::elf::CodeObject;
 use unhang_isa::{Chip, Program};
 
-/// An instruction, and the expression of `a`, `b` and `c` (32 bits each) that becomes it.
+/// An instruction, and the expression of `a`, `b` and `c` (32 bits each) that compiles to it.
 const CASES: &[(&str, &str)] = &[
     ("v_rcp_f32", "W(__builtin_amdgcn_rcpf(F(a)))"),
     ("v_frexp_mant_f32", "W(__builtin_amdgcn_frexp_mantf(F(a)))"),
@@ -25,12 +31,12 @@ const CASES: &[(&str, &str)] = &[
     ("v_cvt_pkrtz_f16_f32", "W(__builtin_amdgcn_cvt_pkrtz(F(a), F(b)))"),
     ("v_bfe_u32", "__builtin_amdgcn_ubfe(a, b, c)"),
     ("v_bfe_i32", "__builtin_amdgcn_sbfe(a, b, c)"),
-    // Only for numbers: if the third is NaN, LLVM takes the greater of the others and AMD's document the lesser.
+    // Only for numbers: if the third is NaN, LLVM takes the greater of the others, and AMD's document says the lesser.
     ("v_med3_f32", "N(__builtin_amdgcn_fmed3f(F(a & 0xff7fffff), F(b & 0xff7fffff), F(c & 0xff7fffff)))"),
     ("v_fract_f32", "N(__builtin_amdgcn_fractf(F(a)))"),
     ("v_fract_f64", "X(__builtin_amdgcn_fract(D(a & 0x7fffffff, b & 0xbfffffff)))"),
     ("v_ldexp_f32", "N(__builtin_amdgcn_ldexpf(F(a), (int)(b & 511) - 256))"),
-    // No denormals, which the hardware takes for zero and LLVM does not.
+    // No denormals: the hardware treats them as zero, LLVM does not.
     ("v_sin_f32", "W(__builtin_amdgcn_sinf(F(a & 0x3effffff | 0x00800000)))"),
     ("v_cos_f32", "W(__builtin_amdgcn_cosf(F(a & 0x3effffff | 0x00800000)))"),
     ("v_perm_b32", "__builtin_amdgcn_perm(a, b, c)"),
@@ -73,7 +79,7 @@ const CASES: &[(&str, &str)] = &[
     ("v_fma_f16", "(u32)H(__builtin_fmaf16(G(a & 0x7bff), G(b & 0x7bff), G(c & 0x7bff)))"),
 ];
 
-/// Operands of a case: those at which functions turn, and others.
+/// Operands of a case: values at which functions change their behaviour, and others.
 fn operands(case: usize, turn: usize) -> [u32; 3] {
     const EDGES: [u32; 14] = [
         0,
@@ -91,11 +97,8 @@ fn operands(case: usize, turn: usize) -> [u32; 3] {
         0x3eaa_aaab,
         0xffff_ffff,
     ];
-    let mut state = (case * 97 + turn) as u64 + 1;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u32
-    };
+    let mut random = Random((case * 97 + turn) as u64 + 1);
+    let mut next = || random.next();
     std::array::from_fn(|_| match next() % 3 {
         0 => EDGES[next() as usize % EDGES.len()],
         // Singles near one.
@@ -119,7 +122,7 @@ device u16 H(_Float16 a) { return __builtin_bit_cast(u16, a); }
 device u32 N(float a) { return a != a ? 0x7fc00000u : __builtin_bit_cast(u32, a); }
 "#;
 
-/// A kernel for each case that stores what is folded, and one that stores what is computed.
+/// For each case, a kernel that stores the folded value and one that stores the computed value.
 fn source() -> String {
     let mut source = START.to_owned();
     for (case, (_, expression)) in CASES.iter().enumerate() {
@@ -149,7 +152,7 @@ fn source() -> String {
     source
 }
 
-/// The names of the instructions of each kernel.
+/// The names of the instructions in each kernel.
 fn names(object: &[u8]) -> BTreeMap<String, BTreeSet<&'static str>> {
     let object = CodeObject::parse(object).unwrap();
     let function = |function: &unhang_isa::elf::Function<'_>| {
@@ -170,8 +173,7 @@ fn run(object: &[u8], kernel: &str) -> Vec<u32> {
     let size = CASES.len() * TURNS * 4;
     let output = machine.memory.allocate(size);
     let arguments: Vec<u8> = [output, input].iter().flat_map(|address| address.to_le_bytes()).collect();
-    let dispatch =
-        Dispatch { kernel, workgroups: [1; 3], workgroup_size: [1; 3], arguments: &arguments, dynamic_local: 0 };
+    let dispatch = Dispatch::new(kernel, [1; 3], [1; 3], &arguments);
     machine.run(&dispatch).unwrap_or_else(|fault| panic!("{kernel}: {fault}"));
     let mut bytes = vec![0; size];
     machine.memory.read(output, &mut bytes).unwrap();
@@ -214,7 +216,7 @@ fn what_llvm_folds_is_what_the_emulator_computes() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let missing = recorded::missing("folding", &agreed);
     assert!(missing.is_empty(), "not recorded: {missing:?}: UPDATE_DOCS=1 cargo test -p unhang-fuzz --test folding");
-    // With one compiler fewer agree.
+    // With only one compiler, fewer instructions agree.
     let lost = recorded::read("folding").into_iter().filter(|name| !agreed.contains(name.as_str())).count();
     assert!(compilers.len() < 2 || lost == 0, "{lost} of those that are recorded do not agree: only {agreed:?}");
 }

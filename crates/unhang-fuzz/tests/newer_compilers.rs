@@ -1,8 +1,10 @@
-//! Debian's clang 21 and 22, which know more of the hazard rules than the ones of Debian 12: what they emit for RDNA1 is safe by
-//! the audit, what they emit without one of their work-arounds is not, and random programs compute what they compute on the host.
+//! Debian's clang 21 and 22, which know more hazard rules than the compilers of Debian 12.
 //!
-//! `tools/rocm-root DIR --release compilers` makes a folder with both, whose `compilers` belongs into `PATH`; `make test-all` does so. `UNHANG_TEST_CASES` says how
-//! many random programs; `UNHANG_FUZZ_SEED` where to start.
+//! The audit finds what they emit for RDNA1 safe, and what they emit without one of their work-arounds unsafe. Random
+//! programs compute what they compute on the host.
+//!
+//! `tools/rocm-root DIR --release compilers` makes a folder with both; put its `compilers` into `PATH`. `make test-all`
+//! does so. `UNHANG_TEST_CASES` is the number of random programs, and `UNHANG_FUZZ_SEED` the first seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +21,9 @@ const FIXTURES: [(&str, Language); 3] = [
     (include_str!("fixtures/opencl.cl"), Language::OpenCl),
 ];
 
-/// The features whose absence the audit must notice. clang emits no `v_cmpx` for RDNA1, so that nothing can be taken out of its code
-/// for `vcmpx-exec-war-hazard` and `vcmpx-permlane-hazard`; and no image instruction is long enough for `nsa-to-vmem-bug`.
+/// The features whose absence the audit must notice. clang emits no `v_cmpx` for RDNA1, so nothing can be removed from
+/// its code for `vcmpx-exec-war-hazard` and `vcmpx-permlane-hazard`. No image instruction is long enough for
+/// `nsa-to-vmem-bug`.
 const FEATURES: [(&str, Rule); 9] = [
     ("vmem-to-scalar-write-hazard", Rule::MemoryToScalarWrite),
     ("smem-to-vector-write-hazard", Rule::ScalarMemoryToVectorWrite),
@@ -37,7 +40,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The compilers that are here; says so if one of the first two is not. Newer ones are tried where somebody put them into `PATH`.
+/// The installed compilers; reports if one of the first two is missing. Newer ones are tried if they are in `PATH`.
 fn compilers() -> Vec<u8> {
     let here = Bench::compilers(&[21, 22, 23, 24]);
     for version in [21, 22].into_iter().filter(|version| !here.contains(version)) {
@@ -48,13 +51,13 @@ fn compilers() -> Vec<u8> {
     here
 }
 
-/// Whether an error is the compiler's own crash, as clang 21 has them in branch relaxation: a fault of LLVM's that says nothing
-/// about its code.
+/// Whether an error is a crash of the compiler itself, such as clang 21's in branch relaxation. Such a bug of LLVM's
+/// says nothing about its code.
 fn is_crash(error: &str) -> bool {
     error.contains("'Branch relaxation pass'")
 }
 
-/// A random program as a code object; `None` where the compiler itself crashes.
+/// Compiles a random program to a code object; `None` if the compiler itself crashes.
 fn compiled(bench: &Bench, seed: u64, target: Target) -> Option<Vec<u8>> {
     match bench.compile(&generate(seed).source(), target) {
         Ok(object) => Some(object),
@@ -66,8 +69,8 @@ fn compiled(bench: &Bench, seed: u64, target: Target) -> Option<Vec<u8>> {
     }
 }
 
-/// Each function of an object with its code and its findings on the chip. Unlike for native code of older compilers, flat accesses
-/// count where the compiler knows of them, which clang 22 does and clang 21 does not.
+/// Each function of an object with its code and its findings on the chip. Flat accesses count if the compiler knows
+/// about them, as clang 22 does and clang 21 does not. For native code of older compilers they never count.
 fn findings(object: &[u8], target: Target) -> BTreeMap<String, (Vec<u8>, Vec<Finding>)> {
     let object = CodeObject::parse(object).unwrap();
     let of_function = |function: &unhang_isa::elf::Function<'_>| {
@@ -77,7 +80,7 @@ fn findings(object: &[u8], target: Target) -> BTreeMap<String, (Vec<u8>, Vec<Fin
         let mut found = audit(&program, target.chip, context);
         assert!(!program.instructions.iter().any(|it| it.is_compare_to_exec()), "{}: v_cmpx", function.name);
         if target.clang >= 22 {
-            // As if it were another chip's.
+            // As if it were compiled for another chip.
             program.chip = Chip::Gfx1030;
             found.extend(
                 audit(&program, target.chip, context).into_iter().filter(|it| it.rule == Rule::LocalBranchMemory),
@@ -119,16 +122,16 @@ fn what_newer_compilers_emit_for_rdna1_has_no_findings() {
     println!("{objects} objects with {functions} functions by newer compilers, no finding");
 }
 
-/// A fixture with features of the chip turned on or off. RDNA1's compilers put what is a thread's own into buffers, unless they
-/// get the feature for scratch instructions.
+/// Compiles a fixture with features of the chip turned on or off. RDNA1's compilers put a thread's private data into
+/// buffers unless the feature for scratch instructions is on.
 fn fixture(bench: &Bench, (source, language): (&str, Language), target: Target, features: &[String]) -> Vec<u8> {
     let scratch = (language == Language::Llvm).then(|| "+enable-flat-scratch".to_owned());
     let features: Vec<String> = scratch.into_iter().chain(features.iter().cloned()).collect();
     bench.compile_with(source, target, language, &features).unwrap()
 }
 
-/// Turns each feature off: functions that change have a finding of its rule, functions that do not change have none. All four
-/// chips have the same features; each feature is tried on one of them, in both widths of waves.
+/// Turns each feature off. Functions that change must have a finding of its rule; functions that do not change must
+/// have none. All four chips have the same features, so each feature is tried on one of them, in both widths of waves.
 #[test]
 fn each_work_around_of_newer_compilers_is_missed() {
     let (bench, mut places) = (Bench::new().unwrap(), 0);
@@ -143,8 +146,8 @@ fn each_work_around_of_newer_compilers_is_missed() {
                     for (name, (code, found)) in &without {
                         let found = found.iter().filter(|it| it.rule == rule).count();
                         let changed = *code != with[name].0;
-                        // Without the first, loops are aligned too; of the second only known addresses are found; and compilers
-                        // disagree on which side loads to local memory are.
+                        // Without the first feature, loops are aligned too. Of the second, only known addresses are
+                        // found. Compilers disagree on which side loads to local memory are.
                         let in_part = matches!(rule, Rule::InstructionPrefetch | Rule::LocalMisaligned)
                             || rule == Rule::LocalBranchMemory && name == "load_to_local";
                         let counts = found > 0 || !in_part;
@@ -157,7 +160,7 @@ fn each_work_around_of_newer_compilers_is_missed() {
                     }
                 }
             }
-            // Which loops are worth a prefetch depends on their length.
+            // Which loops get a prefetch depends on their length.
             let kernel = if rule == Rule::InstructionPrefetch { String::new() } else { feature.replace('-', "_") };
             let found = seen.iter().any(|name| name.starts_with(&kernel));
             assert!(found, "clang {clang} without {feature}: only {seen:?}");
@@ -166,15 +169,15 @@ fn each_work_around_of_newer_compilers_is_missed() {
     println!("{places} places of {} features, found where newer compilers leave the work-around out", FEATURES.len());
 }
 
-/// Whether a word stands for a hazard alone: `s_waitcnt_depctr` or `s_mov_b32 null, 0`.
+/// Whether a word is there only for a hazard: `s_waitcnt_depctr` or `s_mov_b32 null, 0`.
 fn is_work_around(word: u32) -> bool {
     word >> 16 == 0xbfa3 || word == 0xbefd_0380
 }
 
 const S_NOP: u32 = 0xbf80_0000;
 
-/// Takes one instruction at a time out of random programs. A few are not missed: LLVM looks at a loop's start before it has put
-/// work-arounds into the rest of the loop, which then help the start too.
+/// Removes one such instruction at a time from random programs. A few are not missed: LLVM looks at a loop's start
+/// before it has put work-arounds into the rest of the loop. Those then protect the start too.
 #[test]
 fn each_wait_of_newer_compilers_is_missed() {
     let (bench, mut taken, mut needless) = (Bench::new().unwrap(), 0, 0);

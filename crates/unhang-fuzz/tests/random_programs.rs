@@ -1,8 +1,8 @@
-//! Random programs: a short run of fixed seeds, or as long as is asked for.
+//! Random programs: a short run of fixed seeds, or as long as requested.
 //!
-//! `UNHANG_TEST_CASES` says how many programs, each for two targets of twenty-four. `UNHANG_FUZZ_MINUTES` says how long instead, each
-//! for all targets; `UNHANG_FUZZ_SEED` where to start; `UNHANG_FUZZ_TARGET` names one target, as a failure does;
-//! `UNHANG_FUZZ_TRIALS` how many smaller programs are tried for a failure.
+//! `UNHANG_TEST_CASES` is the number of programs, each for two of twenty-four targets. `UNHANG_FUZZ_MINUTES` sets a
+//! duration instead, each program for all targets. `UNHANG_FUZZ_SEED` is the first seed. `UNHANG_FUZZ_TARGET` names one
+//! target, as a failure does. `UNHANG_FUZZ_TRIALS` is the number of smaller programs to try for a failure.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn a_seed_always_gives_the_same_program() {
     assert_ne!(generate(7).source(), generate(8).source());
 }
 
-/// LLVM loses a word of `a | ~(b << 63)`, of other such shifts too: the prelude says how. No program may rest on that.
+/// LLVM loses a word of `a | ~(b << 63)` and of similar shifts; the prelude says how. No program may depend on that.
 #[test]
 fn compilers_see_no_inversion_of_64_bits() {
     let prelude = include_str!("../src/prelude.hpp");
@@ -51,7 +51,7 @@ struct Totals {
     failures: Vec<String>,
 }
 
-/// Writes the program, and what is left of it when all is taken away that the failure does not need.
+/// Writes the program, and the smaller one that is left without what the failure does not need.
 fn keep(bench: &Bench, seed: u64, target: Target, outcome: &ComparedOutcome) -> String {
     let program = generate(seed);
     let trials = setting("UNHANG_FUZZ_TRIALS").unwrap_or(150);
@@ -85,14 +85,14 @@ fn random_programs_give_the_same_on_the_host_and_on_the_emulator() {
     let cases = setting("UNHANG_TEST_CASES").unwrap_or(if minutes.is_some() { u64::MAX / 2 } else { 24 });
     let one: Option<String> = setting("UNHANG_FUZZ_TARGET");
     let mut targets = Target::all();
-    // Others are there to be named: their own test says how.
+    // The others exist so that they can be named; `newer_compilers.rs` says how to install them.
     targets.extend(one.iter().flat_map(|_| Target::of(&[21, 22], &[Chip::Gfx1010])));
     targets.retain(|target| compilers.contains(&target.clang));
     targets.retain(|target| one.as_ref().is_none_or(|one| target.to_string() == *one));
     assert!(!targets.is_empty(), "{one:?} is no target, or its compiler is not here");
     let first = setting("UNHANG_FUZZ_SEED").unwrap_or(1);
     for seed in (first..first + cases).take_while(|_| start.elapsed() < limit) {
-        // Each program is for another two of the targets, and each target comes around.
+        // Each program is for another two of the targets, so that every target gets its turn.
         let place = seed as usize * 2;
         let some = [place, place + 1].map(|place| targets[place % targets.len()]);
         let chosen = if minutes.is_some() || targets.len() < 2 { &targets[..] } else { &some[..] };
@@ -125,7 +125,7 @@ fn random_programs_give_the_same_on_the_host_and_on_the_emulator() {
     assert!(totals.failures.is_empty(), "{}", totals.failures.join("\n"));
     let missing = recorded::missing("random-programs", &totals.names);
     let again = "UPDATE_DOCS=1 cargo test -p unhang-fuzz --test random_programs";
-    // Other programs than those of the usual run may well have other instructions: that is not a fault.
+    // Programs outside the usual run may well contain other instructions; that is not a failure.
     let usual = ["UNHANG_FUZZ_MINUTES", "UNHANG_TEST_CASES", "UNHANG_FUZZ_SEED", "UNHANG_FUZZ_TARGET"]
         .iter()
         .all(|name| std::env::var_os(name).is_none());

@@ -1,9 +1,9 @@
 //! Buffer descriptors that code puts together from constants, and which of them put every access out of range.
 //!
 //! With OOB_SELECT 0 (bits 29:28 of word 3) an access is out of range unless its offset is below the stride. A descriptor with
-//! neither has no byte in range. What is known of a scalar register is the set of its bits that are zero on every path, and the
-//! literal that it was copied from; it flows through the control-flow graph from constants, copies, AND and OR. Registers that
-//! no descriptor is made of are not followed.
+//! neither has no byte in range. The analysis knows which bits of a scalar register are zero on every path, and the
+//! literal that it was copied from. This knowledge flows through the control-flow graph from constants, copies, AND and
+//! OR. Registers that no descriptor is made of are not followed.
 
 use std::collections::BTreeSet;
 
@@ -266,7 +266,7 @@ fn result(state: &State, index: u32, instruction: &Instruction) -> Vec<Known> {
 }
 
 /// The code with each such descriptor changed to check offsets against NUM_RECORDS, if word 3 is a literal without
-/// another use; `None` if nothing can be changed.
+/// another use. `None` if nothing can be changed.
 pub(crate) fn with_checked_offsets(program: &Program, code: &[u8]) -> Option<Vec<u8>> {
     let literals: BTreeSet<u32> = out_of_range(program).iter().filter_map(|it| it.literal).collect();
     let mut changed = None;

@@ -2,7 +2,9 @@
 
 use thiserror::Error;
 
-use crate::opcode::{Opcode, S_SETREG_IMM32_B32};
+use crate::opcode::{
+    Opcode, S_SETREG_IMM32_B32, V_ASHRREV_I32, V_LSHLREV_B32, V_LSHRREV_B32, V_SUBREV_CO_CI_U32, V_SUBREV_NC_U32,
+};
 use crate::registers::OperandValue;
 use crate::table::{Definition, Field, Flow, Format, OperandKind, Slot, look_up, shape};
 use crate::{Chip, ScalarSet};
@@ -236,6 +238,20 @@ impl Instruction {
     /// Whether it is one of these.
     pub(crate) fn is_any(&self, opcodes: &[Opcode]) -> bool {
         opcodes.iter().any(|&opcode| self.is(opcode))
+    }
+
+    /// The source whose lanes data-parallel permutation (DPP) exchanges, if the instruction has it. The sequencer turns
+    /// the operands of reversed integer subtractions and shifts around before it permutes, so that the second is meant:
+    /// found on real chips and confirmed by AMD (Mesa commit 140ca3bb50a, llvm-project pull request 216835; both 2026).
+    /// AMD's documents name the first for all.
+    #[inline]
+    pub fn permuted_source(&self) -> Option<Field> {
+        let reversed = [V_SUBREV_NC_U32, V_SUBREV_CO_CI_U32, V_LSHRREV_B32, V_ASHRREV_I32, V_LSHLREV_B32];
+        match self.modifier {
+            Modifier::None | Modifier::Sdwa => None,
+            Modifier::Dpp16 | Modifier::Dpp8 if self.is_any(&reversed) => Some(Field::Source1),
+            Modifier::Dpp16 | Modifier::Dpp8 => Some(Field::Source0),
+        }
     }
 
     /// The 16-bit constant of SOPK and SOPP.

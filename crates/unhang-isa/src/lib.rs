@@ -7,8 +7,8 @@
 //! * [`elf`] reads code objects: target, functions, kernel descriptors.
 //!
 //! This crate opens no file, starts no thread and knows nothing of containers, drivers or convolutions. The shield
-//! runs it inside other people's processes, so nothing here may panic on any input and nothing may allocate more than
-//! a small multiple of what it was given.
+//! runs it inside other people's processes. So nothing here may panic on any input, or allocate more than a small
+//! multiple of what it was given.
 
 #![forbid(unsafe_code)]
 

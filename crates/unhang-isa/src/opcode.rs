@@ -1,7 +1,7 @@
 //! Opcodes by name.
 //!
-//! Each constant is looked up in the instruction table when this crate is compiled, so a number stands in one place only
-//! and a name that the table does not hold does not compile.
+//! Each constant is looked up in the instruction table when this crate is compiled. So a number stands in one place
+//! only and a name that the table does not hold does not compile.
 
 use crate::table::{Format, opcode_of};
 
@@ -43,7 +43,8 @@ opcodes! {
         S_CBRANCH_CDBGSYS_AND_USER S_ENDPGM_SAVED S_ENDPGM_ORDERED_PS_DONE S_CODE_END S_INST_PREFETCH S_CLAUSE
         S_WAITCNT_DEPCTR;
     Vop1: V_NOP V_MOV_B32 V_NOT_B32 V_SWAP_B32 V_SWAPREL_B32 V_MOVRELD_B32 V_MOVRELS_B32 V_MOVRELSD_B32 V_MOVRELSD_2_B32;
-    Vop2: V_DOT2C_F32_F16 V_DOT4C_I32_I8 V_MUL_I32_I24 V_MUL_U32_U24 V_XNOR_B32 V_ADD_NC_U32;
+    Vop2: V_DOT2C_F32_F16 V_DOT4C_I32_I8 V_MUL_I32_I24 V_MUL_U32_U24 V_XNOR_B32 V_ADD_NC_U32 V_SUBREV_NC_U32 V_SUBREV_CO_CI_U32
+        V_LSHRREV_B32 V_ASHRREV_I32 V_LSHLREV_B32;
     Vop3p: V_DOT2_F32_F16 V_DOT2_I32_I16 V_DOT2_U32_U16 V_DOT4_I32_I8 V_DOT4_U32_U8 V_DOT8_I32_I4 V_DOT8_U32_U4 V_FMA_MIX_F32;
     Ds: DS_WRITE_B64 DS_READ_B64 DS_WRITE2_B64 DS_READ2_B64 DS_WRITE2ST64_B64 DS_READ2ST64_B64 DS_WRITE_B96 DS_READ_B96 DS_WRITE_B128 DS_READ_B128;
     Flat: FLAT_LOAD_DWORDX2 FLAT_LOAD_DWORDX3 FLAT_LOAD_DWORDX4 FLAT_STORE_DWORDX2 FLAT_STORE_DWORDX3 FLAT_STORE_DWORDX4;

@@ -1,24 +1,19 @@
 //! Every instruction of the table in generated encodings, against LLVM's disassembler and assembler.
 //!
 //! Words with random operands and modifiers are disassembled by LLVM, and what it prints is assembled again. Where that gives
-//! the words back, they are a way in which compilers write the instruction, and the decoder here must read them as LLVM does:
-//! the same length and the same text. Bits that LLVM ignores or refuses are nobody's business.
+//! the words back, they are a way in which compilers write the instruction. The decoder here must read them as LLVM
+//! does: the same length and the same text. Bits that LLVM ignores or refuses are nobody's business.
+
+mod random;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use random::Random;
 use unhang_isa::{Chip, Definition, Field, Format, Instruction, OperandKind, decode, definitions};
 
-/// Numbers that neither repeat soon nor differ between runs.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
-
     fn below(&mut self, limit: u32) -> u32 {
         self.next() % limit
     }

@@ -153,7 +153,8 @@ fn native_code_without_its_waits_is_repaired() {
     assert!(repair.functions.iter().all(|function| function.after.total() == 0));
 }
 
-/// A sum whose last two elements are read as one of eight bytes, with this much local memory of its own before what a launch adds.
+/// A sum whose last two elements are read as one of eight bytes. It has this much local memory before what a launch
+/// adds.
 fn wide_sum(own: u32) -> Vec<u8> {
     let mut object = NATIVE.to_vec();
     let words = |object: &[u8], words: [u32; 2]| {

@@ -1,4 +1,4 @@
-//! How fast code is audited: `audit_speed FILE…` reads code objects and audits them for five seconds.
+//! Measures the audit's speed: `audit_speed FILE…` reads code objects and audits them for five seconds.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! How fast code is repaired: `repair_speed [--write FOLDER] FILE…` reads code objects and repairs them for five seconds.
+//! Measures the repair's speed: `repair_speed [--write FOLDER] FILE…` reads code objects and repairs them for five
+//! seconds.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,7 @@ fn main() {
             std::fs::write(std::path::Path::new(folder).join(name), bytes).expect("a folder");
         }
     }
-    println!("{functions} functions, {moved} laid out anew with {inserted} insertions");
+    println!("{functions} functions, {moved} given a new layout with {inserted} insertions");
     for rule in Rule::ALL {
         println!("{:24} {:>8} {:>8}", rule.name(), before.get(rule), after.get(rule));
     }

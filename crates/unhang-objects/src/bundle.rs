@@ -1,10 +1,12 @@
-//! Offload bundles: several code objects, one a target, behind a table of contents; plain or compressed.
+//! Offload bundles: several code objects, one per target, behind a table of contents; plain or compressed.
 //!
-//! Plain (`__CLANG_OFFLOAD_BUNDLE__`): a count, then for each entry offset, size, length of the name and the name, all
-//! 64-bit little-endian. Compressed (`CCOB`): a header of 20, 24 or 32 bytes by version, then the plain bundle through
-//! zlib or zstd. Both are read front to back, so that only one code object is in memory.
+//! Plain (`__CLANG_OFFLOAD_BUNDLE__`): a count, then for each entry offset, size, length of the name and the name. All
+//! numbers are 64-bit little-endian. Compressed (`CCOB`): a header of 20, 24 or 32 bytes, depending on the version,
+//! then the plain bundle compressed with zlib or zstd. Both are read front to back, so only one code object is in
+//! memory.
 
 use std::borrow::Cow;
+use std::fs::File;
 use std::io::{self, Read};
 
 use unhang_guard::Budget;
@@ -16,7 +18,7 @@ pub(crate) const MAGIC: &[u8] = b"__CLANG_OFFLOAD_BUNDLE__";
 /// The start of a compressed bundle.
 pub(crate) const COMPRESSED_MAGIC: &[u8] = b"CCOB";
 
-/// The most bytes of one code object that are read.
+/// The most bytes to read of one code object.
 pub(crate) const MAX_OBJECT: u64 = 1 << 30;
 /// The most bytes that a compressed bundle may unpack to.
 const MAX_UNPACKED: u64 = 16 << 30;
@@ -27,13 +29,13 @@ const MAX_NAME: u64 = 4096;
 pub(crate) struct Entry<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its bytes, if it was wanted.
+    /// Its bytes, if it was requested.
     pub bytes: Option<&'a [u8]>,
-    /// Where the bytes lie in the file, unless they were compressed.
+    /// The offset of the bytes in the file, unless they were compressed.
     pub place: Option<u64>,
 }
 
-/// Takes each entry of a bundle.
+/// Receives each entry of a bundle.
 pub(crate) type OnEntry<'a> = dyn FnMut(Entry<'_>) + 'a;
 
 fn read_u16(input: &mut dyn Read) -> io::Result<u16> {
@@ -61,15 +63,23 @@ fn ends_early(error: io::Error) -> ObjectsError {
     }
 }
 
+/// Reads a whole file, unless it is too large for an object.
+pub(crate) fn read_whole(file: &mut File, container: &'static str) -> Result<Vec<u8>, ObjectsError> {
+    ObjectsError::check_size(container, "itself", file.metadata()?.len(), MAX_OBJECT)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_OBJECT).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Whether the entry's target belongs to the gfx10 family.
 pub(crate) fn is_gfx10(name: &str) -> bool {
     name.rsplit_once("gfx10").is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Where an entry begins and ends, and its name.
+/// The start, end and name of an entry.
 type Row = (u64, u64, String);
 
-/// Reads the table of contents; returns it with the bytes that it takes.
+/// Reads the table of contents. Returns it with its size in bytes.
 fn read_table(input: &mut dyn Read) -> Result<(Vec<Row>, u64), ObjectsError> {
     let mut magic = [0; 24];
     input.read_exact(&mut magic).map_err(ends_early)?;
@@ -100,14 +110,14 @@ fn read_table(input: &mut dyn Read) -> Result<(Vec<Row>, u64), ObjectsError> {
     Ok((entries, position))
 }
 
-/// Reads a plain bundle from its start and returns how many bytes it takes. `base` is where it starts in its file.
+/// Reads a plain bundle from its start and returns its size in bytes. `base` is its offset in the file.
 pub(crate) fn read_plain(
     mut input: &mut dyn Read,
     base: Option<u64>,
     on_entry: &mut OnEntry<'_>,
 ) -> Result<u64, ObjectsError> {
     let (mut entries, mut position) = read_table(input)?;
-    // The order of the table need not be the order of the bytes.
+    // The entries' bytes may be in another order than the table.
     entries.sort_by_key(|entry| (entry.0, entry.1));
     for (offset, end, name) in entries {
         let size = end - offset;
@@ -118,14 +128,7 @@ pub(crate) fn read_plain(
         if offset < position {
             return Err(ObjectsError::damaged("bundle", format!("the entry `{name}` overlaps another")));
         }
-        if size > MAX_OBJECT {
-            return Err(ObjectsError::TooLarge {
-                container: "bundle",
-                what: "an entry",
-                claimed: size,
-                limit: MAX_OBJECT,
-            });
-        }
+        ObjectsError::check_size("bundle", "an entry", size, MAX_OBJECT)?;
         let gap = offset - position;
         if io::copy(&mut Read::take(&mut input, gap), &mut io::sink())? < gap {
             return Err(ObjectsError::damaged("bundle", format!("it ends before the entry `{name}`")));
@@ -142,7 +145,7 @@ pub(crate) fn read_plain(
     Ok(position)
 }
 
-/// The header of a compressed bundle: the length of the whole where it is given, of the contents, and the method.
+/// The header of a compressed bundle: the length of the whole if given, the length of the contents, and the method.
 fn read_compressed_header(input: &mut dyn Read) -> Result<(Option<u64>, u64, u16), ObjectsError> {
     let mut magic = [0; 4];
     input.read_exact(&mut magic).map_err(ends_early)?;
@@ -167,18 +170,11 @@ fn read_compressed_header(input: &mut dyn Read) -> Result<(Option<u64>, u64, u16
         }
     };
     let _hash = read_u64(input).map_err(ends_early)?;
-    if unpacked > MAX_UNPACKED {
-        return Err(ObjectsError::TooLarge {
-            container: "compressed bundle",
-            what: "its contents",
-            claimed: unpacked,
-            limit: MAX_UNPACKED,
-        });
-    }
+    ObjectsError::check_size("compressed bundle", "its contents", unpacked, MAX_UNPACKED)?;
     Ok((total, unpacked, method))
 }
 
-/// The contents of a compressed bundle, whose header was read.
+/// The contents of a compressed bundle, after its header.
 fn decompressor<'r>(input: &'r mut dyn Read, unpacked: u64, method: u16) -> Result<Box<dyn Read + 'r>, ObjectsError> {
     match method {
         0 => Ok(Box::new(flate2::read::ZlibDecoder::new(input).take(unpacked))),
@@ -194,7 +190,7 @@ fn decompressor<'r>(input: &'r mut dyn Read, unpacked: u64, method: u16) -> Resu
     }
 }
 
-/// Reads a compressed bundle from its start; returns how many bytes it takes, where its header says so.
+/// Reads a compressed bundle from its start. Returns its size in bytes, if its header says it.
 pub(crate) fn read_compressed(
     input: &mut dyn Read,
     budget: &Budget,
@@ -206,34 +202,26 @@ pub(crate) fn read_compressed(
     Ok(total)
 }
 
-/// A bundle in memory as a plain one.
+/// Turns a bundle in memory into a plain one.
 pub(crate) fn unpack<'b>(bytes: &'b [u8], budget: &Budget) -> Result<Cow<'b, [u8]>, ObjectsError> {
     if !bytes.starts_with(COMPRESSED_MAGIC) {
         return Ok(Cow::Borrowed(bytes));
     }
     let mut input = bytes;
     let (_, unpacked, method) = read_compressed_header(&mut input)?;
-    if unpacked > MAX_OBJECT {
-        let what = "its contents";
-        return Err(ObjectsError::TooLarge {
-            container: "compressed bundle",
-            what,
-            claimed: unpacked,
-            limit: MAX_OBJECT,
-        });
-    }
+    ObjectsError::check_size("compressed bundle", "its contents", unpacked, MAX_OBJECT)?;
     budget.spend(unpacked).map_err(ObjectsError::over_budget("compressed bundle"))?;
     let mut plain = Vec::new();
     decompressor(&mut input, unpacked, method)?.read_to_end(&mut plain)?;
     Ok(Cow::Owned(plain))
 }
 
-/// Takes an entry's name and its bytes, and returns what to put in its place, or nothing to keep it.
+/// Takes an entry's name and bytes, and returns their replacement, or `None` to keep them.
 pub(crate) type ChangeEntry<'c> = dyn FnMut(&str, &[u8]) -> Option<Vec<u8>> + 'c;
 
-/// A plain bundle with some of its gfx10 entries replaced. It must take all of `bytes` but for padding.
+/// A plain bundle with some of its gfx10 entries replaced. It must fill all of `bytes` except for padding.
 pub(crate) fn rewrite_plain(bytes: &[u8], change: &mut ChangeEntry<'_>) -> Result<Vec<u8>, ObjectsError> {
-    /// What clang aligns entries to, so that they can be mapped.
+    /// The alignment that clang uses for entries, so that they can be mapped.
     const ALIGNMENT: usize = 4096;
     let (rows, table_size) = read_table(&mut &bytes[..])?;
     let mut contents = Vec::new();

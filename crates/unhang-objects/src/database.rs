@@ -1,4 +1,4 @@
-//! MIOpen's kernel databases (`.ukdb`, `.kdb`): SQLite with one compressed code object a row.
+//! MIOpen's kernel databases (`.ukdb`, `.kdb`): SQLite with one compressed code object per row.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::bundle::MAX_OBJECT;
 /// The start of an SQLite database.
 pub(crate) const MAGIC: &[u8] = b"SQLite format 3\0";
 
-/// Takes a kernel's name and its unpacked blob, or why it could not be unpacked.
+/// Receives a kernel's name and its unpacked blob, or why unpacking failed.
 pub(crate) type OnKernel<'a> = dyn FnMut(&str, Result<Vec<u8>, ObjectsError>) + 'a;
 
-/// Hands over each kernel's name and its unpacked blob, or why it could not be unpacked.
+/// Passes on each kernel's name and its unpacked blob, or why unpacking failed.
 pub(crate) fn read(path: &Path, budget: &Budget, on_kernel: &mut OnKernel<'_>) -> Result<(), ObjectsError> {
     let connection = sqlite::open_untrusted(path)?;
     refuse_programs(&connection)?;
@@ -42,10 +42,10 @@ pub(crate) fn read(path: &Path, budget: &Budget, on_kernel: &mut OnKernel<'_>) -
     Ok(())
 }
 
-/// Takes an unpacked blob and returns what to put in its place, or nothing to keep it.
+/// Takes an unpacked blob and returns its replacement, or `None` to keep it.
 pub(crate) type ChangeBlob<'c> = dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>, ObjectsError> + 'c;
 
-/// A schema that computes is nobody's kernel cache.
+/// No kernel cache has a schema that computes.
 fn refuse_programs(connection: &Connection) -> Result<(), ObjectsError> {
     match sqlite::programs_in(connection)? {
         None => Ok(()),
@@ -53,8 +53,8 @@ fn refuse_programs(connection: &Connection) -> Result<(), ObjectsError> {
     }
 }
 
-/// Writes a copy of a database with some of its blobs replaced, packed as they were. A blob that cannot be unpacked is
-/// kept as it is; which and why is returned.
+/// Writes a copy of a database with some of its blobs replaced, compressed as before. A blob that cannot be unpacked is
+/// kept unchanged. Returns which ones, and why.
 pub(crate) fn rewrite(
     path: &Path,
     output: &Path,
@@ -63,11 +63,11 @@ pub(crate) fn rewrite(
 ) -> Result<Vec<String>, ObjectsError> {
     let original = sqlite::open_untrusted(path)?;
     refuse_programs(&original)?;
-    // SQLite's own way to a copy: consistent even while another process writes.
+    // SQLite's own way to copy: consistent even while another process writes.
     original.execute("VACUUM INTO ?1", [output.to_string_lossy()])?;
     drop(original);
     let mut copy = Connection::open(output)?;
-    // What takes a kernel's place may be longer than the whole file was.
+    // A replacement may be longer than the whole file was.
     sqlite::harden(&copy, MAX_OBJECT)?;
     let mut unreadable = Vec::new();
     copy.execute_batch("PRAGMA journal_mode = MEMORY")?;
@@ -112,17 +112,14 @@ pub(crate) fn rewrite(
     Ok(unreadable)
 }
 
-/// A blob is packed with bzip2 unless its unpacked size is given as 0.
+/// A blob is compressed with bzip2 unless its unpacked size is given as 0.
 fn unpack(blob: &[u8], size: i64, budget: &Budget) -> Result<Vec<u8>, ObjectsError> {
     if size == 0 {
         return Ok(blob.to_vec());
     }
-    let size = u64::try_from(size).ok().filter(|&size| size <= MAX_OBJECT).ok_or(ObjectsError::TooLarge {
-        container: "kernel database",
-        what: "a kernel",
-        claimed: size as u64,
-        limit: MAX_OBJECT,
-    })?;
+    // A negative size is a huge one.
+    let size = size as u64;
+    ObjectsError::check_size("kernel database", "a kernel", size, MAX_OBJECT)?;
     budget.spend(size).map_err(ObjectsError::over_budget("kernel database"))?;
     let mut bytes = Vec::new();
     bzip2::read::BzDecoder::new(blob).take(size).read_to_end(&mut bytes)?;

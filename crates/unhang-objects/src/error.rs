@@ -5,13 +5,13 @@ use std::io;
 use thiserror::Error;
 use unhang_guard::OverBudget;
 
-/// Why a container could not be read, or not to its end.
+/// Why a container could not be read completely.
 #[derive(Debug, Error)]
 pub enum ObjectsError {
     /// The operating system refused.
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
-    /// Nothing that holds GPU code.
+    /// It is nothing that holds GPU code.
     #[error("not a code object, bundle, shared library, kernel database or zip archive (it starts with {start})")]
     Unrecognised {
         /// The first bytes, in hexadecimal.
@@ -25,7 +25,7 @@ pub enum ObjectsError {
         /// What is wrong with it.
         what: String,
     },
-    /// It asks for more than is reasonable.
+    /// It claims more than is reasonable.
     #[error("the {container} claims {claimed} bytes for {what}; more than {limit} are not read")]
     TooLarge {
         /// What kind of container.
@@ -45,7 +45,7 @@ pub enum ObjectsError {
         /// What it uses.
         what: String,
     },
-    /// SQLite's complaint.
+    /// An error of SQLite.
     #[error("the kernel database cannot be read: {0}")]
     Database(#[from] rusqlite::Error),
 }
@@ -54,6 +54,16 @@ impl ObjectsError {
     pub(crate) fn unrecognised(start: &[u8]) -> ObjectsError {
         let start = start.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         ObjectsError::Unrecognised { start: if start.is_empty() { "nothing: it is empty".into() } else { start } }
+    }
+
+    /// Refuses what claims more bytes than a limit.
+    pub(crate) fn check_size(
+        container: &'static str,
+        what: &'static str,
+        claimed: u64,
+        limit: u64,
+    ) -> Result<(), ObjectsError> {
+        if claimed > limit { Err(ObjectsError::TooLarge { container, what, claimed, limit }) } else { Ok(()) }
     }
 
     pub(crate) fn over_budget(container: &'static str) -> impl Fn(OverBudget) -> ObjectsError {

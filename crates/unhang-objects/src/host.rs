@@ -76,7 +76,7 @@ pub(crate) fn read<F: Read + Seek>(
     Ok(())
 }
 
-/// Reads bundles that lie one behind the other between two places of a file, with padding between them.
+/// Reads the bundles between two offsets of a file; they follow each other with padding between them.
 pub(crate) fn read_bundles<F: Read + Seek>(
     file: &mut F,
     start: u64,
@@ -89,7 +89,7 @@ pub(crate) fn read_bundles<F: Read + Seek>(
         file.seek(SeekFrom::Start(at))?;
         let mut part = std::io::BufReader::with_capacity(1 << 16, Read::take(&mut *file, end - at));
         let size = if compressed {
-            // Without a length in its header the search goes on behind the header.
+            // If the header has no length, the search continues after the header.
             read_compressed(&mut part, budget, on_entry)?.unwrap_or(20)
         } else {
             read_plain(&mut part, Some(at), on_entry)?
@@ -99,10 +99,10 @@ pub(crate) fn read_bundles<F: Read + Seek>(
     Ok(())
 }
 
-/// The next bundle from a place on, and whether it is compressed.
+/// The next bundle at or after an offset, and whether it is compressed.
 fn find_bundle<F: Read + Seek>(file: &mut F, start: u64, end: u64) -> Result<Option<(u64, bool)>, ObjectsError> {
     const CHUNK: usize = 1 << 16;
-    // What a magic and the version behind it may overhang from one chunk into the next.
+    // How far a magic number and the version after it may extend into the next chunk.
     const OVERLAP: usize = 24;
     let mut position = start;
     let mut buffer = vec![0; CHUNK + OVERLAP];

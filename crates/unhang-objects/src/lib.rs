@@ -1,13 +1,13 @@
-//! Containers of GPU code: everything from which code objects are taken out.
+//! Containers of GPU code: everything that code objects are extracted from.
 //!
-//! [`walk`] goes through a file or folder and hands over each code object of the gfx10 family that it finds: plain
-//! code objects, fat binaries in shared libraries, bundles (compressed or not), MIOpen's kernel databases, wheels and
-//! other zip archives, folders. One code object is in memory at a time, whatever the size of the container.
-//! [`rewrite`](fn@rewrite) writes a copy of a container with its code objects changed, where the container allows it.
+//! [`walk`] goes through a file or folder and passes on each code object of the gfx10 family that it finds. It reads
+//! plain code objects, fat binaries in shared libraries, bundles (compressed or not), MIOpen's kernel databases, wheels
+//! and other zip archives, and folders. One code object is in memory at a time, whatever the size of the container.
+//! [`rewrite`](fn@rewrite) writes a copy of a container with its code objects changed, if the container allows it.
 //! [`metadata`] reads what a code object says about its kernels; [`survey`] audits all of its functions at once, on all
 //! cores.
 //!
-//! This crate knows containers and threads; what machine code means is `unhang-isa`'s alone.
+//! This crate knows containers and threads. Only `unhang-isa` knows what machine code means.
 
 #![forbid(unsafe_code)]
 

@@ -12,15 +12,15 @@ pub struct KernelMetadata {
     pub kernarg_size: u64,
     /// Bytes of local data share.
     pub group_segment_size: u64,
-    /// Bytes of scratch a lane.
+    /// Bytes of scratch per lane.
     pub private_segment_size: u64,
-    /// Vector registers a lane.
+    /// Vector registers per lane.
     pub vgprs: u64,
     /// Scalar registers.
     pub sgprs: u64,
-    /// Vector registers kept in memory for want of room.
+    /// Vector registers spilled to memory.
     pub vgpr_spills: u64,
-    /// Scalar registers kept elsewhere for want of room.
+    /// Scalar registers spilled.
     pub sgpr_spills: u64,
     /// Lanes of a wave.
     pub wavefront_size: u64,
@@ -33,7 +33,7 @@ pub struct KernelMetadata {
 /// The metadata of one kernel argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArgumentMetadata {
-    /// Where it is among the arguments.
+    /// Its offset among the arguments.
     pub offset: u64,
     /// Its size in bytes.
     pub size: u64,
@@ -41,8 +41,8 @@ pub struct ArgumentMetadata {
     pub kind: String,
 }
 
-/// The target that the metadata names, such as `amdgcn-amd-amdhsa--gfx1010`, and the kernels; `None` if the object has
-/// no metadata or damaged metadata.
+/// The target that the metadata names, such as `amdgcn-amd-amdhsa--gfx1010`, and the kernels. `None` if the object has
+/// no metadata, or damaged metadata.
 pub fn read(object: &CodeObject<'_>) -> Option<(String, Vec<KernelMetadata>)> {
     let mut bytes = object.metadata?;
     let root = rmpv::decode::read_value_with_max_depth(&mut bytes, 64).ok()?;

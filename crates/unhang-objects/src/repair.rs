@@ -1,4 +1,4 @@
-//! The repair of a whole code object, on all cores.
+//! Repairs a whole code object, on all cores.
 
 use rayon::prelude::*;
 use unhang_isa::elf::{CodeObject, ElfError};

@@ -1,48 +1,48 @@
-//! Copies of containers with other code objects in them.
+//! Copies containers with changed code objects.
 
 use std::fs::{File, Metadata, Permissions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use unhang_guard::Budget;
 use unhang_guard::input::open_plain;
 
-use crate::bundle::{MAX_OBJECT, rewrite_plain};
+use crate::bundle::{read_whole, rewrite_plain};
 use crate::walk::{Container, read_start, recognise, target_of};
 use crate::{ObjectsError, database, host};
 
-/// What may be put in place of a code object.
+/// What may replace a code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Something of any size.
+    /// A code object of any size.
     Any,
-    /// Something of the same size.
+    /// A code object of the same size.
     Same,
-    /// Nothing: it is compressed inside a file that cannot be laid out anew.
+    /// Nothing: it is compressed inside a file whose layout cannot change.
     Fixed,
 }
 
 /// A code object in a container.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
-    /// The target that the container gives for it, or nothing.
+    /// The target that the container names, or empty.
     pub target: &'a str,
     /// Its bytes.
     pub bytes: &'a [u8],
-    /// What may be put in its place.
+    /// What may replace it.
     pub size: Size,
 }
 
-/// Takes each code object and returns what to put in its place, or nothing to keep it.
+/// Takes each code object and returns its replacement, or `None` to keep it.
 pub(crate) type Change<'c> = dyn FnMut(Found<'_>) -> Option<Vec<u8>> + 'c;
 
 /// Writes a copy of a container with its gfx10 code objects changed.
 ///
-/// Code objects, bundles and kernel databases are written anew. In shared libraries, code objects are changed where they
-/// lie, so what takes their place must be as long; compressed ones cannot be changed there. Archives and folders are not
-/// rewritten. The copy appears under its name when it is complete, or not at all. What could not be read, and is in the
-/// copy as it was, is returned in words.
+/// Code objects, bundles and kernel databases get a new layout. In shared libraries, code objects are changed in place,
+/// so a replacement must have the same length; compressed ones cannot be changed there. Archives and folders are not
+/// rewritten. The copy appears under its name once it is complete, or not at all. Returns, in words, what could not be
+/// read; the copy holds it unchanged.
 pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<Vec<String>, ObjectsError> {
     let mut file = open_plain(input)?;
     let metadata = file.metadata()?;
@@ -79,7 +79,7 @@ pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<V
             }
         }
         Container::Database => {
-            // SQLite writes to a file that is not there yet, and leaves its journal next to it while it does.
+            // SQLite creates the file itself, and keeps its journal next to it meanwhile.
             let spool = tempfile::tempdir_in(folder)?;
             let path = spool.path().join("copy");
             unreadable = database::rewrite(input, &path, &budget, &mut |old| match recognise(old) {
@@ -100,9 +100,8 @@ pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<V
     Ok(unreadable)
 }
 
-/// The permissions of the copy: never a set-id bit, and what the original grants to its group goes only to that group.
-/// For another group, as for everybody, it is what everybody had; and nobody but the owner may write a copy that
-/// changed hands.
+/// The permissions of the copy: never a set-id bit, and the original's group rights only if the owner and the group are
+/// the same. Otherwise the group gets what everybody had, and only the owner may write.
 fn mode_of_copy(original: &Metadata, copy: &Metadata) -> u32 {
     let mode = original.mode() & 0o777;
     if (original.uid(), original.gid()) == (copy.uid(), copy.gid()) {
@@ -112,17 +111,7 @@ fn mode_of_copy(original: &Metadata, copy: &Metadata) -> u32 {
     (mode & 0o700) | 0o600 | everybody << 3 | everybody
 }
 
-fn read_whole(file: &mut File, container: &'static str) -> Result<Vec<u8>, ObjectsError> {
-    let length = file.metadata()?.len();
-    if length > MAX_OBJECT {
-        return Err(ObjectsError::TooLarge { container, what: "itself", claimed: length, limit: MAX_OBJECT });
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_OBJECT).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// A bundle, plain or compressed, as a plain one with its code objects changed.
+/// Turns a bundle, plain or compressed, into a plain one with its code objects changed.
 fn blob(bytes: &[u8], budget: &Budget, change: &mut Change<'_>) -> Result<Vec<u8>, ObjectsError> {
     let plain = crate::bundle::unpack(bytes, budget)?;
     let mut changed = false;

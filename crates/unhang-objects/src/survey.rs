@@ -5,10 +5,10 @@ use unhang_isa::audit::{Context, Finding, Hazards, audit, audit_across_calls};
 use unhang_isa::elf::{CodeObject, ElfError, Function, Mode};
 use unhang_isa::{Chip, Program};
 
-/// What was found in one code object.
+/// The findings in one code object.
 #[derive(Clone, Debug)]
 pub struct ObjectSurvey {
-    /// The chip for which it was compiled; `None` if it is outside the gfx10 family, and then nothing was looked at.
+    /// The chip for which it was compiled; `None` outside the gfx10 family, where nothing is audited.
     pub target: Option<Chip>,
     /// Its functions in the order of their addresses.
     pub functions: Vec<FunctionSurvey>,
@@ -16,29 +16,29 @@ pub struct ObjectSurvey {
     pub code_bytes: u64,
 }
 
-/// What was found in one function.
+/// The findings in one function.
 #[derive(Clone, Debug)]
 pub struct FunctionSurvey {
     /// Its name.
     pub name: String,
-    /// Whether it is a kernel, and not something that kernels call.
+    /// Whether it is a kernel, as opposed to a function that kernels call.
     pub is_kernel: bool,
-    /// The findings counted.
+    /// The number of findings.
     pub hazards: Hazards,
-    /// How many more there are if functions that it calls, or that call it, left something pending.
+    /// How many more there are if its callers, or functions that it calls, leave something pending.
     pub across_calls: u64,
-    /// The findings, if they were asked for.
+    /// The findings, if requested.
     pub findings: Vec<Finding>,
-    /// Why it could not be decoded, if it could not.
+    /// Why it could not be decoded, if so.
     pub error: Option<String>,
 }
 
-/// How to survey.
+/// The options of a survey.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The chip on which the code would run.
     pub chip: Chip,
-    /// Whether to keep each finding, and not only their number.
+    /// Whether to keep each finding, not only their number.
     pub keep_findings: bool,
 }
 

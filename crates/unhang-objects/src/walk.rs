@@ -1,4 +1,4 @@
-//! Through files and folders to the code objects in them.
+//! Walks through files and folders to the code objects in them.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -10,27 +10,27 @@ use unhang_guard::input::open_plain;
 use crate::bundle::Entry;
 use crate::{ObjectsError, bundle, database, host, zip};
 
-/// What is met on the way.
+/// What a walk encounters.
 #[derive(Debug)]
 pub enum WalkEvent<'a> {
-    /// A file that can hold GPU code; what follows is in it.
+    /// A file that can hold GPU code. The next events are about its contents.
     File {
         /// Its path; a member of an archive is named `archive!member`.
         path: &'a str,
     },
-    /// A code object, or what claims to be one.
+    /// A code object, or something that claims to be one.
     Object {
-        /// The target that the container gives for it, or nothing.
+        /// The target that the container names, or empty.
         target: &'a str,
         /// Its bytes.
         bytes: &'a [u8],
     },
-    /// Code for a target outside the gfx10 family; it is not read.
+    /// Code for a target outside the gfx10 family; not read.
     OtherTarget {
         /// The target.
         target: &'a str,
     },
-    /// The file could not be read, or not to its end.
+    /// The file could not be read completely.
     Unreadable {
         /// Its path.
         path: &'a str,
@@ -39,13 +39,13 @@ pub enum WalkEvent<'a> {
     },
 }
 
-/// Takes each thing that is met.
+/// Receives each event.
 pub(crate) type Sink<'s> = dyn FnMut(WalkEvent<'_>) + 's;
 
 /// Goes through a file or a folder.
 ///
-/// Files of a folder or members of an archive that hold no GPU code are passed over in silence; a file that is given
-/// by name and holds none is an error.
+/// Skips files of a folder and members of an archive that hold no GPU code. If the named file itself holds none, that
+/// is an error.
 pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     if !fs::metadata(path)?.is_dir() {
         return visit_top(path, &path.display().to_string(), sink);
@@ -56,7 +56,7 @@ pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
         let mut entries: Vec<PathBuf> = match listed {
             Ok(entries) => entries,
             Err(error) if folder == path => return Err(error.into()),
-            // The rest is gone through all the same.
+            // The rest is still visited.
             Err(error) => {
                 sink(WalkEvent::Unreadable { path: &folder.display().to_string(), error: error.into() });
                 continue;
@@ -116,7 +116,7 @@ pub(crate) fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
     Ok(start)
 }
 
-/// A separate file, and not a part of another one.
+/// A file that is not part of another one.
 fn visit_top(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     let length = fs::metadata(path)?.len();
     visit_file(path, name, &Budget::for_file(length), sink)
@@ -133,13 +133,7 @@ fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> 
     sink(WalkEvent::File { path: name });
     match container {
         Container::CodeObject => {
-            let length = file.metadata()?.len();
-            if length > bundle::MAX_OBJECT {
-                let (container, what) = ("code object", "itself");
-                return Err(ObjectsError::TooLarge { container, what, claimed: length, limit: bundle::MAX_OBJECT });
-            }
-            let mut bytes = Vec::new();
-            file.take(bundle::MAX_OBJECT).read_to_end(&mut bytes)?;
+            let bytes = bundle::read_whole(&mut file, "code object")?;
             sink(WalkEvent::Object { target: "", bytes: &bytes });
         }
         Container::Host => host::read(&mut file, budget, &mut |found| entry(found, sink))?,
@@ -156,7 +150,7 @@ fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> 
     Ok(())
 }
 
-/// The blob of a database row: a code object, or a bundle with some.
+/// The blob of a database row: a code object, or a bundle of them.
 fn blob_event(blob: &[u8], budget: &Budget, sink: &mut Sink<'_>) {
     if matches!(recognise(blob), Some(Container::Bundles)) {
         let mut cursor = io::Cursor::new(blob);
@@ -197,8 +191,8 @@ fn visit_archive(file: &mut File, name: &str, budget: &Budget, sink: &mut Sink<'
     Ok(())
 }
 
-/// Members are unpacked to a temporary file: the tables of a shared library stand at its end, and a library may be
-/// larger than memory.
+/// Members are unpacked to a temporary file: the tables of a shared library are at its end, and a library may be larger
+/// than memory.
 fn visit_member(
     file: &mut File,
     member: &zip::Member,

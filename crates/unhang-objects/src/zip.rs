@@ -1,4 +1,4 @@
-//! Zip archives, wheels among them: as much of the format as is needed to read members one by one.
+//! Zip archives, including wheels: as much of the format as it takes to read members one by one.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -43,7 +43,7 @@ pub(crate) fn members<F: Read + Seek>(file: &mut F) -> Result<Vec<Member>, Objec
     let mut size = number(record, 12, 4).ok_or_else(|| damaged("its end record is cut off"))?;
     let mut start = number(record, 16, 4).ok_or_else(|| damaged("its end record is cut off"))?;
     if size == 0xffff_ffff || start == 0xffff_ffff || number(record, 10, 2) == Some(0xffff) {
-        // The 64-bit record: found through its locator, which stands right before.
+        // The 64-bit record, found through its locator, which comes right before.
         let locator = end.checked_sub(20).and_then(|at| tail.get(at..end)).filter(|it| it.starts_with(b"PK\x06\x07"));
         let at = locator.and_then(|it| number(it, 8, 8)).ok_or_else(|| damaged("it has no 64-bit locator"))?;
         let mut large = [0; 56];
@@ -55,19 +55,12 @@ pub(crate) fn members<F: Read + Seek>(file: &mut F) -> Result<Vec<Member>, Objec
     if start.checked_add(size).is_none_or(|end| end > length) {
         return Err(damaged("its directory is outside of it"));
     }
-    if size > MAX_DIRECTORY {
-        return Err(ObjectsError::TooLarge {
-            container: "zip archive",
-            what: "its directory",
-            claimed: size,
-            limit: MAX_DIRECTORY,
-        });
-    }
+    ObjectsError::check_size("zip archive", "its directory", size, MAX_DIRECTORY)?;
     file.seek(SeekFrom::Start(start))?;
     let mut directory = vec![0; size as usize];
     file.read_exact(&mut directory)?;
     let members = parse_directory(&directory).ok_or_else(|| damaged("an entry of its directory is cut off"))?;
-    // The same bytes under many names would be unpacked as many times.
+    // Bytes with many names would be unpacked that many times.
     let packed = members.iter().try_fold(0u64, |sum, member| sum.checked_add(member.packed_size));
     if packed.is_none_or(|packed| packed > length) {
         return Err(damaged("its members overlap: together they claim more than the archive has"));
@@ -97,7 +90,7 @@ fn parse_directory(directory: &[u8]) -> Option<Vec<Member>> {
             let length = number(extra, 2, 2)? as usize;
             let Some(body) = extra.get(4..4 + length) else { break };
             if number(extra, 0, 2)? == 1 {
-                // 64-bit sizes, each only where the short field is full.
+                // 64-bit sizes. Each is present only if the short field is full.
                 let mut next = 0;
                 for value in [&mut member.size, &mut member.packed_size, &mut member.header_offset] {
                     if *value == 0xffff_ffff {
@@ -114,7 +107,7 @@ fn parse_directory(directory: &[u8]) -> Option<Vec<Member>> {
     Some(members)
 }
 
-/// A member's contents, unpacked as they are read and never more than its directory entry says.
+/// A member's contents, unpacked while reading, and never more than its directory entry says.
 pub(crate) fn open<'a, F: Read + Seek>(file: &'a mut F, member: &Member) -> Result<Box<dyn Read + 'a>, ObjectsError> {
     if member.encrypted {
         return Err(ObjectsError::Unsupported { container: "zip archive", what: "encryption".into() });

@@ -1,4 +1,4 @@
-//! The decoder against LLVM's disassembler, instruction by instruction, on the ROCm libraries of a real wheel.
+//! Compares the decoder with LLVM's disassembler, instruction by instruction, on the ROCm libraries of a real wheel.
 //!
 //! The wheel is `bitsandbytes-0.50.2-*.whl` in the folder that `UNHANG_FIXTURES` names.
 
@@ -13,7 +13,7 @@ use unhang_isa::{Chip, Field, Format, Program, decode};
 use unhang_objects::survey::{Options, survey};
 use unhang_objects::{WalkEvent, walk};
 
-/// The wheel, or what is missing.
+/// The wheel, or a message about what is missing.
 fn wheel() -> Result<PathBuf, String> {
     let folder = std::env::var_os("UNHANG_FIXTURES").ok_or("UNHANG_FIXTURES is not set")?;
     let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", Path::new(&folder).display()))?;
@@ -38,7 +38,7 @@ fn disassembler() -> Result<&'static str, String> {
         .ok_or_else(|| "llvm-objdump of LLVM 19".to_owned())
 }
 
-/// One line of the disassembler: address, number of words, text with single blanks.
+/// One line of the disassembler: address, number of words, text with single spaces.
 fn parse_line(line: &str) -> Option<(u64, usize, String)> {
     let (text, rest) = line.split_once("// ")?;
     let (address, words) = rest.split_once(':')?;
@@ -47,8 +47,8 @@ fn parse_line(line: &str) -> Option<(u64, usize, String)> {
     Some((address, words, text.split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
-/// Newer compilers than LLVM 19 fill the source fields that a long vector instruction does not use with the constant 0
-/// (128), which LLVM 19's disassembler refuses. They are cleared in the copy that it gets, and nothing else is.
+/// Compilers newer than LLVM 19 fill the unused source fields of a long vector instruction with the constant 0 (128),
+/// which LLVM 19's disassembler rejects. This clears those fields, and nothing else, in the copy for the disassembler.
 fn clear_unused_sources(object: &CodeObject<'_>, copy: &mut [u8]) -> usize {
     let Some(chip) = object.chip() else { return 0 };
     let mut cleared = 0;
@@ -104,7 +104,7 @@ fn every_instruction_of_a_real_wheel_reads_as_llvm_reads_it() {
             }
         }
         for function in &object.functions {
-            // What does not decode as a whole is a difference too.
+            // Code that does not decode as a whole is a difference too.
             if let Err(error) = Program::decode(function.code, chip, false) {
                 differences.push(format!("{chip} {}: {error}", function.name));
             }
@@ -128,7 +128,7 @@ fn every_instruction_of_a_real_wheel_reads_as_llvm_reads_it() {
     })
     .expect("the wheel can be read");
     println!("compared {instructions:?}; unused fields cleared {cleared:?}");
-    // One example a kind of instruction says more than forty of the same.
+    // One example per kind of instruction says more than forty of one kind.
     let mut shown = BTreeMap::new();
     for difference in &differences {
         let mnemonic = difference.split('`').nth(1).and_then(|text| text.split(' ').next()).unwrap_or_default();
@@ -140,7 +140,7 @@ fn every_instruction_of_a_real_wheel_reads_as_llvm_reads_it() {
     }
 }
 
-/// The check against false alarms, and the figures of `docs/internals/hazards.md`.
+/// Checks for false alarms, and the figures of `docs/internals/hazards.md`.
 #[test]
 fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
     let wheel = match wheel() {

@@ -1,4 +1,4 @@
-//! Every container is opened to the same code object, and damaged ones are refused without a panic.
+//! Every container gives the same code object, and damaged ones are rejected without a panic.
 
 use std::io::Write;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn library(contents: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A zip archive; members are packed if that is asked for.
+/// A zip archive; its members are compressed if `packed`.
 fn archive(members: &[(&str, &[u8])], packed: bool) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, bytes) in members {
@@ -274,7 +274,7 @@ fn containers_are_copied_with_other_objects_in_them() {
         assert_eq!(objects(&output), expected, "{name}");
         assert_eq!(std::fs::read(&input).unwrap(), bytes, "{name}");
         if size != Size::Any {
-            // What is too long for its place is not put there.
+            // A replacement that is too long for its place is not written.
             rewrite(&input, &output, &mut |_| Some(vec![0; OBJECT.len() + 1])).unwrap();
             assert_eq!(objects(&output), objects(&input), "{name}");
         }

@@ -1,4 +1,4 @@
-//! Containers that were made to fill the disk or the memory, or to run something.
+//! Containers made to fill the disk or the memory, or to run something.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -9,7 +9,7 @@ use unhang_objects::{WalkEvent, rewrite, walk};
 
 const OBJECT: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co");
 
-/// What a walk meets: bytes of code objects, and what could not be read.
+/// What a walk encounters: bytes of code objects, and what could not be read.
 fn met(path: &Path) -> (usize, Vec<String>) {
     let (mut bytes, mut errors) = (0, Vec::new());
     let result = walk(path, &mut |event| match event {
@@ -27,7 +27,7 @@ fn deflated(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A zip archive of that many members with one packed body: each its own copy of it, or all the same one.
+/// A zip archive of that many members with one packed body: each has its own copy, or all share one.
 fn archive(body: &[u8], size: u32, members: usize, shared: bool) -> Vec<u8> {
     let (mut out, mut directory, mut at) = (Vec::new(), Vec::new(), 0u32);
     for index in 0..members {
@@ -60,7 +60,7 @@ fn archive(body: &[u8], size: u32, members: usize, shared: bool) -> Vec<u8> {
     out
 }
 
-/// A code object, by its first bytes, of that many bytes.
+/// Something with that many bytes that starts like a code object.
 fn large_object(length: usize) -> Vec<u8> {
     let mut bytes = OBJECT.to_vec();
     bytes.resize(length, 0);

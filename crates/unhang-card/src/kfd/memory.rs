@@ -1,6 +1,6 @@
 //! Memory: a process's allocations on its cards, and each card's page table.
 //!
-//! Video memory, memory of the driver and doorbells lie in one sparse file without a name (the *store*); a descriptor of
+//! Video memory, memory of the driver and doorbells are in one sparse file without a name (the *store*). A descriptor of
 //! the card is a descriptor of this file, so that mapping it needs no help. The card looks at its memory through a
 //! separate mapping, because the runtime maps private video memory without any access.
 
@@ -132,8 +132,8 @@ impl PageTable {
             writable: mapping.writable,
             keep: mapping.stretch.clone(),
         };
-        // SAFETY: the stretch stays mapped while it is held, the program's own memory as long as the program leaves it
-        // mapped, which it has promised the driver by registering it. No Rust reference to either exists.
+        // SAFETY: the stretch stays mapped while it is held. The program's own memory stays mapped as long as the
+        // program leaves it so, which it has promised the driver by registering it. No Rust reference to either exists.
         unsafe { self.emulated.map_host(region) };
         Arc::make_mut(&mut self.mappings).insert(address, mapping);
     }

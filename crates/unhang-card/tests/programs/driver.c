@@ -52,7 +52,7 @@ int main(void) {
     WORKS(close(copy));
     REFUSED(ioctl(copy, AMDKFD_IOC_GET_VERSION, &version), EBADF);
 
-    // Requests that are none, and arguments that are none.
+    // Invalid requests and invalid arguments.
     REFUSED(ioctl(kfd, _IOWR('X', 0x01, long), &version), ENOTTY);
     for (int i = 0; i < 3; i++) REFUSED(ioctl(kfd, _IOWR('K', 0x7b, long[4]), &version), EINVAL);
     REFUSED(ioctl(kfd, _IOWR('K', 0x00, long[4]), &version), EINVAL);

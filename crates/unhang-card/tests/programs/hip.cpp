@@ -302,7 +302,7 @@ static void part_beyond_lds() {
     auto data = ramp(n, 1), out = data;
     float* d = device<float>(n);
     CHECK(hipMemcpy(d, data.data(), n * 4, hipMemcpyHostToDevice));
-    // What lies behind all of its LDS is zero, and stays so when it is written.
+    // What is behind all of its LDS is zero, and stays so when it is written.
     for (int turn = 0; turn < 2; turn++) beyond_lds<<<1, n, n * 4>>>(d, n);
     CHECK(hipMemcpy(out.data(), d, n * 4, hipMemcpyDeviceToHost));
     EXPECT(out == data);
@@ -443,7 +443,7 @@ static void part_peer() {
 }
 
 static void part_fork() {
-    // Before the runtime starts: each child has a card of its own.
+    // Before the runtime starts: each child has its own card.
     for (int i = 0; i < 2; i++) {
         pid_t child = fork();
         if (child == 0) {
@@ -510,7 +510,7 @@ static void part_watched() {
         if (hipEventQuery(done) == hipSuccess) return;
         usleep(10000);
     }
-    printf("watched: it did not come back\n");
+    printf("watched: it did not return\n");
     fflush(stdout);
     _exit(86);
 }
@@ -528,7 +528,7 @@ static void part_endless() {
     _exit(0);
 }
 
-// The same, and the program waits for it.
+// The kernel without an end, and the program waits for it.
 static void part_stuck() {
     int* flag = nullptr;
     CHECK(hipHostMalloc((void**)&flag, 4, hipHostMallocCoherent));

@@ -1,4 +1,4 @@
-//! Where the lanes of a wave load or store, and the transfer.
+//! Where the lanes of a wave load or store, and the transfer itself.
 
 #[cfg(target_arch = "x86_64")]
 use super::parts;
@@ -23,7 +23,7 @@ impl Words {
     }
 }
 
-/// Addresses of lanes, and what is asked of them.
+/// The addresses of lanes, and checks on them.
 pub(crate) struct Addresses {
     row: *const Lanes,
     on: u32,
@@ -32,7 +32,7 @@ pub(crate) struct Addresses {
 impl Addresses {
     /// # Safety
     ///
-    /// The row must be one that lives as long as this is used; one lane at least must be on.
+    /// The row must live as long as this is used, and at least one lane must be active.
     #[inline(always)]
     pub(super) unsafe fn new(row: *const Lanes, on: u32) -> Addresses {
         Addresses { row, on }
@@ -40,7 +40,7 @@ impl Addresses {
 
     #[inline(always)]
     fn lanes(&self) -> Lanes {
-        // SAFETY: a row that lives, as asked for.
+        // SAFETY: the row is alive, as required.
         unsafe { self.row.read() }
     }
 
@@ -49,7 +49,7 @@ impl Addresses {
     pub(super) fn span<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Span {
         #[cfg(target_arch = "x86_64")]
         if vectors.has_avx512() {
-            // SAFETY: the host has the instructions, as `vectors` proves, and the row lives.
+            // SAFETY: the host has the instructions, as `vectors` proves, and the row is alive.
             return unsafe { words::avx512::span(self.row, self.on) };
         }
         let (addresses, mut span) = (self.lanes(), Span { lowest: u32::MAX, highest: 0, bits: 0 });
@@ -61,7 +61,8 @@ impl Addresses {
         span
     }
 
-    /// Whether no active lane has an address above a limit; a comparison is cheaper than the highest address.
+    /// Whether no active lane has an address above a limit. This comparison is cheaper than finding the highest
+    /// address.
     #[inline(always)]
     pub(super) fn are_within<const WIDE: bool>(&self, vectors: Vectors<WIDE>, limit: u32) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -73,7 +74,7 @@ impl Addresses {
         (0..LANES).fold(0, |above, lane| above | ((addresses[lane] > limit) as u32) << lane) & self.on == 0
     }
 
-    /// Whether each active lane has an address that is a multiple of a power of two, with an offset.
+    /// Whether each active lane's address plus an offset is a multiple of a power of two.
     #[inline(always)]
     pub(super) fn are_aligned<const WIDE: bool>(&self, vectors: Vectors<WIDE>, size: u32, offset: u32) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -88,7 +89,7 @@ impl Addresses {
     /// The one value of all active lanes, if there is one.
     #[inline(always)]
     pub(super) fn only<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Option<u32> {
-        // SAFETY: a row that lives, as asked for.
+        // SAFETY: the row is alive, as required.
         let first = unsafe { self.row.cast::<u32>().add(self.on.trailing_zeros() as usize & 31).read() };
         #[cfg(target_arch = "x86_64")]
         if vectors.has_avx512() {
@@ -100,12 +101,13 @@ impl Addresses {
         (different == 0).then_some(first)
     }
 
-    /// Moves words between the registers and memory: that of each lane is at `base`, plus its address, less `lowest`.
+    /// Moves words between the registers and memory. Each lane's are at `base`, plus its address, minus `lowest`.
     ///
     /// # Safety
     ///
-    /// For each active lane, each word, or its part, at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
-    /// be written if it is stored to; no address is 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
+    /// For each active lane, each word, or its part, at `base + address - lowest + words.offsets[…]` must be in memory
+    /// that stays alive. It must be writable if it is stored to. No address is 2³¹ above `lowest`. Every register of
+    /// `words` must be one of `rows`.
     #[inline(always)]
     pub(super) unsafe fn transfer<const WIDE: bool>(
         &self,
@@ -117,7 +119,7 @@ impl Addresses {
     ) {
         #[cfg(target_arch = "x86_64")]
         if vectors.has_avx512() {
-            // SAFETY: the host has the instructions; the rest is what was asked for here.
+            // SAFETY: the host has the instructions; the rest is required of the caller.
             unsafe {
                 if !words.store {
                     (words.load)(base, self.row, lowest, words, rows, self.on);
@@ -136,19 +138,19 @@ impl Addresses {
         for lane in 0..LANES {
             offsets[lane] = offsets[lane].wrapping_sub(lowest);
         }
-        // SAFETY: as asked for here.
+        // SAFETY: as required of the caller.
         unsafe { transfer_one_by_one(base, &offsets, words, rows, self.on) };
     }
 }
 
-/// Lane after lane: where stores meet, the last one's words stay.
+/// One lane after the other: if stores overlap, the last one wins.
 unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) {
     let mut left = on;
     while left != 0 {
         let lane = left.trailing_zeros() as usize;
         left &= left - 1;
         for place in 0..words.count as usize {
-            // SAFETY: the caller vouches for the words of active lanes and for the registers.
+            // SAFETY: the caller guarantees the words of active lanes and the registers.
             unsafe {
                 let at = base.add(offsets[lane] as usize + words.offsets[place] as usize);
                 let value = rows.add(words.registers[place] as usize).cast::<u32>().add(lane);
@@ -161,9 +163,9 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
     }
 }
 
-/// What is at a place, with zeros above it.
+/// The part at an address, extended with zeros.
 unsafe fn get_part(at: *const u8, part: WordPart) -> u32 {
-    // SAFETY: the caller vouches for that many bytes.
+    // SAFETY: the caller guarantees that many bytes.
     unsafe {
         match part.size() {
             1 => at.read() as u32,
@@ -175,7 +177,7 @@ unsafe fn get_part(at: *const u8, part: WordPart) -> u32 {
 
 unsafe fn put_part(at: *mut u8, part: WordPart, value: u32) {
     let value = if let WordPart::InHalf { high: true, .. } = part { value >> 16 } else { value };
-    // SAFETY: the caller vouches for that many bytes that may be written.
+    // SAFETY: the caller guarantees that many writable bytes.
     unsafe {
         match part.size() {
             1 => at.write(value as u8),

@@ -7,10 +7,10 @@ use crate::host::ByHost;
 use crate::semantics::{EQUAL, GREATER, LESS, UNORDERED};
 use crate::wave::LANES;
 
-/// Compares two registers: the lanes for which one of the outcomes holds. To be called as [`FastRow`](crate::host::FastRow) is.
+/// Compares two registers and returns the lanes with one of the outcomes. Call it as [`FastRow`](crate::host::FastRow).
 pub(crate) type FastCompare<T = u32> = unsafe fn(&[T; LANES], &[T; LANES], u8) -> u32;
 
-/// Which lanes have one of these outcomes; what is neither less nor equal nor greater is not ordered.
+/// Which lanes have one of these outcomes. Values that are neither less nor equal nor greater are unordered.
 #[inline(always)]
 fn pick(outcomes: u8, less: u32, equal: u32, greater: u32) -> u32 {
     let mut lanes = 0;
@@ -38,14 +38,14 @@ macro_rules! comparisons {
         pub(crate) fn $name() -> Option<FastCompare<$number>> {
             #[cfg(target_arch = "x86_64")]
             {
-                // Compilers make no masks of loops over bits.
+                // Compilers do not turn loops over bits into masks.
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
                 fn avx512(a: &[$number; LANES], b: &[$number; LANES], outcomes: u8) -> u32 {
                     use std::arch::x86_64::*;
                     const STEP: usize = 64 / size_of::<$number>();
                     let (mut less, mut equal, mut greater) = (0, 0, 0);
                     for first in (0..LANES).step_by(STEP) {
-                        // SAFETY: this many lanes fill a vector, and 32 a whole number of them.
+                        // SAFETY: this many lanes fill a vector, and 32 are a whole number of them.
                         let ($left, $right) = unsafe {
                             (_mm512_loadu_si512(a.as_ptr().add(first).cast()), _mm512_loadu_si512(b.as_ptr().add(first).cast()))
                         };

@@ -1,8 +1,8 @@
-//! What resolved instructions do to a wave's registers.
+//! The effect of resolved instructions on a wave's registers.
 //!
-//! Vector instructions of waves of 64 lanes are done half by half, as in [`crate::wave64`]; `half` is 0 in waves of 32, which costs
-//! nothing since everything here is compiled into the loop over instructions. `WIDE` says whether AVX-512 is used,
-//! `HALVES` how many halves a wave has.
+//! Vector instructions of waves of 64 lanes run half by half, as in [`crate::wave64`]. `half` is 0 in waves of 32,
+//! which costs nothing, since everything here is inlined into the loop over instructions. `WIDE` says whether AVX-512
+//! is used, `HALVES` how many halves a wave has.
 
 use std::cell::Cell;
 
@@ -20,9 +20,9 @@ use crate::wave::{EXEC, LANES, NULL, Wave};
 /// A mask for each half.
 type Masks = [u32; 2];
 
-// Macros and not closures, which are not compiled into the loop that this is a part of.
+// Macros, because closures are not inlined into the loop that this is a part of.
 
-/// Does it for each half, or leaves at the half that has to take the plain path.
+/// Runs it for each half, or returns at the half that needs the plain path.
 macro_rules! each_half {
     ($wave:ident, $halves:expr, $half:ident, $done:expr) => {
         for $half in 0..$halves {
@@ -34,7 +34,7 @@ macro_rules! each_half {
     };
 }
 
-/// Does it for each half.
+/// Runs it for each half.
 macro_rules! all_halves {
     ($halves:expr, $half:ident, $done:expr) => {
         for $half in 0..$halves {
@@ -55,12 +55,13 @@ macro_rules! masks {
 }
 
 impl Wave {
-    /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to take the plain path. The
-    /// float mode must be the one for which it was resolved if the operation [is for that alone](super::op::Op::usual_only).
+    /// Executes a resolved instruction. Returns `false` if it needs the plain path; [`Wave::half`] then says which half
+    /// is not done. If the operation [is for one float mode only](super::op::Op::usual_only), that mode must be set.
     ///
     /// # Safety
     ///
-    /// The registers must be the wave's: [`Op::registers`](super::op::Op) of the instruction is within [`Wave::registers`].
+    /// The registers must be the wave's: [`Op::registers`](super::op::Op) of the instruction is within
+    /// [`Wave::registers`].
     #[inline(always)]
     pub(crate) unsafe fn compute<const WIDE: bool, const HALVES: usize>(
         &mut self,
@@ -71,26 +72,26 @@ impl Wave {
     ) -> bool {
         match *kind {
             OpKind::Rows { run, rows } => {
-                // SAFETY: the registers are the wave's, as asked for here.
+                // SAFETY: the registers are the wave's, as required.
                 all_halves!(HALVES, half, unsafe { self.fast_rows(run, rows, half) });
             }
             OpKind::FilledRows { run, rows, ref sources } => {
-                // SAFETY: the registers are the wave's, as asked for here.
+                // SAFETY: the registers are the wave's, as required.
                 all_halves!(HALVES, half, unsafe { self.fast_filled_rows(run, rows, sources, half) });
             }
             OpKind::Halves(ref operation) => {
-                // SAFETY: the registers are the wave's, as asked for here.
+                // SAFETY: the registers are the wave's, as required.
                 all_halves!(HALVES, half, unsafe { self.fast_halves(operation, half) });
             }
             OpKind::Nothing => {}
             OpKind::Local(ref access) => {
-                // SAFETY: the registers are the wave's, as asked for here.
+                // SAFETY: the registers are the wave's, as required.
                 each_half!(self, HALVES, half, unsafe {
                     self.fast_local(vectors, access, around, checks_alignment, half)
                 });
             }
             OpKind::Global(ref access) => {
-                // SAFETY: the registers are the wave's, as asked for here.
+                // SAFETY: the registers are the wave's, as required.
                 each_half!(self, HALVES, half, unsafe { self.fast_global(vectors, access, around, half) });
             }
             OpKind::Scalar { run, sources, destination, wide } => self.fast_scalar(run, sources, destination, wide),
@@ -105,7 +106,7 @@ impl Wave {
                 masks!(self, HALVES, half, operation.mask, self.fast_multiply_add(vectors, operation, half));
             }
             OpKind::Buffer(ref access) => {
-                // SAFETY: the registers are the wave's, as asked for here.
+                // SAFETY: the registers are the wave's, as required.
                 each_half!(self, HALVES, half, unsafe { self.fast_buffer(vectors, access, around, half) });
             }
             OpKind::ScalarLoad(ref load) => return self.fast_scalar_load(load, around),
@@ -134,7 +135,7 @@ impl Wave {
         true
     }
 
-    /// Writes the mask of each half, once both are known: the second may have read what the first writes.
+    /// Writes the mask of each half once both are known: the second may have read what the first writes.
     #[inline(always)]
     fn set_masks<const HALVES: usize>(&mut self, register: u8, masks: Masks) {
         for (half, &mask) in masks.iter().enumerate().take(HALVES) {
@@ -186,11 +187,11 @@ impl Wave {
     ///
     /// # Safety
     ///
-    /// As for [`Wave::compute`]; so for the next two.
+    /// As for [`Wave::compute`]. This also applies to the next two.
     #[inline(always)]
     unsafe fn fast_rows(&mut self, run: FastRow, rows: [u16; 4], half: usize) {
         let on = self.on(half);
-        // One by one: `map` is not compiled into the loop that this is a part of.
+        // One by one: `map` is not inlined into the loop that this is a part of.
         let places = (
             self.row_at(rows[0], half),
             self.row_at(rows[1], half),
@@ -199,7 +200,8 @@ impl Wave {
         );
         let all = Cell::from_mut(&mut *self.vectors).as_slice_of_cells();
         debug_assert!([places.0, places.1, places.2, places.3].iter().all(|&place| place < all.len()));
-        // SAFETY: registers of the wave, or rooms behind them; the function was chosen for the instructions that this host has.
+        // SAFETY: registers of the wave, or the extra rows after them; the function was chosen for this host's
+        // instructions.
         unsafe {
             let row = |place: usize| all.get_unchecked(place);
             run(row(places.3), row(places.0), row(places.1), row(places.2), on)
@@ -209,11 +211,11 @@ impl Wave {
     #[inline(always)]
     unsafe fn fast_filled_rows(&mut self, run: FastRow, rows: [u16; 4], sources: &[RowSource; 3], half: usize) {
         self.fill(sources, &rows, half);
-        // SAFETY: as asked for here.
+        // SAFETY: as required of the caller.
         unsafe { self.fast_rows(run, rows, half) };
     }
 
-    /// Computes a row with sources that are taken out of halves.
+    /// Computes a row with sources that are extracted from halves.
     #[inline(always)]
     unsafe fn fast_halves(&mut self, operation: &HalvesOperation, half: usize) {
         let rooms = self.vectors.len() - ROOMS;
@@ -223,16 +225,16 @@ impl Wave {
             self.vectors[rooms + place] = lanes;
         }
         let rows = [IN_ROOM, IN_ROOM + 1, IN_ROOM + 2, operation.destination as u16];
-        // SAFETY: as asked for here.
+        // SAFETY: as required of the caller.
         unsafe { self.fast_rows(operation.run, rows, half) };
     }
 
-    /// Compares two registers: the active lanes for which one of the outcomes holds.
+    /// Compares two registers and returns the active lanes with one of the outcomes.
     #[inline(always)]
     fn fast_mask(&mut self, run: FastCompare, outcomes: u8, operands: &TwoRows, half: usize) -> u32 {
         self.fill(&operands.sources, &operands.rows, half);
         let (a, b) = (self.row_at(operands.rows[0], half), self.row_at(operands.rows[1], half));
-        // SAFETY: it was chosen for the instructions that this host has.
+        // SAFETY: it was chosen for this host's instructions.
         let mask = unsafe { run(&self.vectors[a], &self.vectors[b], outcomes) };
         mask & self.on(half)
     }

@@ -1,4 +1,4 @@
-//! A function with what the fast path needs of it.
+//! A function with everything that the fast path needs.
 
 use super::op::Op;
 use super::resolve::resolve;
@@ -8,9 +8,9 @@ use crate::function::Function;
 /// A function, resolved.
 pub(crate) struct FastFunction {
     pub plain: Function,
-    /// What each instruction does, with its operands resolved.
+    /// Each instruction with its operands resolved.
     pub ops: Vec<Op>,
-    /// What is executed together, and which of these starts at each instruction.
+    /// The stretches of instructions that execute together, and which one starts at each instruction.
     pub stretches: Vec<Stretch>,
     pub starts: Vec<u32>,
 }

@@ -1,7 +1,8 @@
-//! Packed halves, singles made of halves and the other way round, and sources that are parts of registers, on whole registers: what
-//! kernels in half precision and bfloat16 spend their time in. Neither mode for which code is resolved flushes halves.
+//! Packed halves, conversions between halves and singles, and sources that are parts of registers, on whole registers.
+//! Kernels in half precision and bfloat16 spend their time in these. Neither mode for which code is resolved flushes
+//! halves.
 //!
-//! Halves for AVX-512 only; other hosts take the plain path.
+//! Halves need AVX-512; other hosts take the plain path.
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
@@ -11,7 +12,7 @@ use crate::lanes::operation::LaneOperation;
 use crate::semantics::{MixedResult, RowOperand, RowSource, Semantics};
 use crate::wave::{LANES, Lanes, Type, Wave, constant_bits};
 
-/// An instruction whose sources are taken out of halves first.
+/// An instruction whose sources are first extracted from halves.
 #[derive(Clone, Copy)]
 pub(crate) struct HalvesOperation {
     pub run: FastRow,
@@ -19,7 +20,7 @@ pub(crate) struct HalvesOperation {
     pub destination: u8,
 }
 
-/// A source, what is taken from it, and the bits that are kept of that and turned over.
+/// A source, the part that is extracted, and the bits of it that are kept and inverted.
 #[derive(Clone, Copy)]
 pub(crate) struct HalvesSource {
     pub from: RowOperand,
@@ -35,13 +36,13 @@ enum HalvesPart {
     Single {
         upper: bool,
     },
-    /// Some bits of the source, or all: what is left of it when it was shifted to the left and then, with its sign, to the right.
+    /// Some bits of the source, or all: shifted to the left, and then to the right with sign.
     Bits {
         left: u8,
         right: u8,
         signed: bool,
     },
-    /// A pair, of which each half is the lower or the upper one of the source.
+    /// A pair. Each of its halves is the lower or the upper one of the source.
     Pair {
         lower_from_upper: bool,
         upper_from_upper: bool,
@@ -66,7 +67,7 @@ impl HalvesOperation {
         }
         match semantics {
             Semantics::Packed(packed) => HalvesOperation::packed(instruction, packed.accumulates),
-            // Where denormals are flushed, it does not flush those of its sources.
+            // When denormals are flushed, this instruction does not flush those of its sources.
             Semantics::Mixed(MixedResult::Single) if !flushes => HalvesOperation::mixed(instruction),
             Semantics::Lane(_) => match instruction.definition.base_name() {
                 "v_cvt_f32_f16" => HalvesOperation::conversion(instruction),
@@ -78,10 +79,10 @@ impl HalvesOperation {
         }
     }
 
-    /// A function of 32 bits whose sources are parts of registers and whose result is a whole one.
+    /// A 32-bit function whose sources are parts of registers and whose result is a whole one.
     fn selected(instruction: &Instruction, operation: &LaneOperation, flushes: bool) -> Option<HalvesOperation> {
         let is_plain = |kind: Type| matches!(kind, Type::Bits32 | Type::Float32);
-        // The whole destination, neither clamp nor scale.
+        // The whole destination, without clamp or scale.
         if instruction.high_bits(8, 3) != 6
             || instruction.high_bits(13, 3) != 0
             || operation.accumulates
@@ -111,7 +112,7 @@ impl HalvesOperation {
         Some(HalvesOperation { run, sources, destination: Wave::destination(instruction, Field::Destination)? })
     }
 
-    /// Singles that become halves; what they do not overwrite of a register stays.
+    /// Singles that become halves; the rest of the destination register is unchanged.
     fn rounding(instruction: &Instruction) -> Option<HalvesOperation> {
         let long = instruction.format() == Format::Vop3;
         let changes = long && (instruction.bits(11, 5) != 0 || instruction.high_bits(27, 2) != 0);
@@ -138,7 +139,7 @@ impl HalvesOperation {
             let (absolute, negative) = (bit(instruction.bits(8, 2)), bit(instruction.high_bits(29, 2)));
             Some(HalvesSource { from, part, keep: !(absolute << 15), flip: negative << 15 })
         };
-        // The second, shifted by sixteen bits, or the first.
+        // The second shifted by sixteen bits, ORed with the first.
         let run = lanes::operation("v_lshl_or_b32")?.fast?.row(false)?;
         let shift = HalvesSource { from: RowOperand::Constant(16), ..UNUSED };
         let destination = Wave::destination(instruction, Field::Destination)?;
@@ -174,7 +175,7 @@ impl HalvesOperation {
         Some(HalvesOperation { run, sources, destination })
     }
 
-    /// `v_fma_mix_f32`: sources are singles, or halves that are made singles.
+    /// `v_fma_mix_f32`: sources are singles, or halves that are converted to singles.
     fn mixed(instruction: &Instruction) -> Option<HalvesOperation> {
         if instruction.modifier != Modifier::None || instruction.bits(15, 1) == 1 {
             return None;
@@ -201,7 +202,7 @@ impl HalvesOperation {
         let from = operand(instruction, Field::Source0, Type::Float16)??;
         let (upper, keep, flip) = match (instruction.format(), instruction.modifier) {
             (Format::Vop1, Modifier::None) => (false, u32::MAX, 0),
-            // The whole destination, neither clamp nor scale, and half of a source that is not made longer.
+            // The whole destination, without clamp or scale, and half of a source that is not extended.
             (Format::Vop1, Modifier::Sdwa)
                 if instruction.high_bits(8, 3) == 6
                     && instruction.high_bits(13, 3) == 0
@@ -219,7 +220,8 @@ impl HalvesOperation {
     }
 }
 
-/// A source by its field: nothing inside if the instruction has none, nothing at all if it is a special one.
+/// The source in a field. The inner value is `None` if the instruction has no such source, the outer if it is a special
+/// one.
 fn operand(instruction: &Instruction, field: Field, kind: Type) -> Option<Option<RowOperand>> {
     let Some(slot) = instruction.definition.operand(field) else { return Some(None) };
     Some(Some(match instruction.operand(slot) {
@@ -231,12 +233,12 @@ fn operand(instruction: &Instruction, field: Field, kind: Type) -> Option<Option
 }
 
 impl HalvesSource {
-    /// The source as it is in a register, without what is taken from it.
+    /// The source as it is in its register, before extraction.
     pub(crate) fn whole(&self) -> RowSource {
         RowSource { from: self.from, keep: u32::MAX, flip: 0 }
     }
 
-    /// Takes its part out of whole lanes.
+    /// Extracts its part from whole lanes.
     #[inline(always)]
     pub(crate) fn take(&self, lanes: &mut Lanes) {
         match self.part {
@@ -258,7 +260,7 @@ impl HalvesSource {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: there are such sources only where the host has AVX-512.
+            // SAFETY: such sources exist only if the host has AVX-512.
             HalvesPart::Single { upper } => unsafe { avx512::singles(lanes, if upper { 16 } else { 0 }) },
             #[cfg(not(target_arch = "x86_64"))]
             HalvesPart::Single { .. } => {}
@@ -269,7 +271,7 @@ impl HalvesSource {
     }
 }
 
-/// The function of packed halves by its name.
+/// The function on packed halves, by name.
 #[cfg(target_arch = "x86_64")]
 fn packed(name: &str) -> Option<FastRow> {
     Some(match name {
@@ -335,9 +337,9 @@ mod avx512 {
         }
     }
 
-    /// The sum of two singles, rounded to an odd last bit if it is not exact, and then to halves: one rounding to nearest
-    /// even of the exact sum, since a single has more than two bits more than a half. Terms are halves, or products of two,
-    /// which are exact as singles.
+    /// The sum of two singles, rounded to odd if it is not exact, and then to halves. The result is one rounding to
+    /// nearest even of the exact sum, since a single has more than two bits more than a half. Terms are halves, or
+    /// products of two, which are exact as singles.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn half_of_sum(a: __m512, b: __m512) -> __m512i {
@@ -346,7 +348,7 @@ mod avx512 {
         let error = _mm512_add_ps(_mm512_sub_ps(a, _mm512_sub_ps(sum, back)), _mm512_sub_ps(b, back));
         let bits = _mm512_castps_si512(sum);
         let one = _mm512_set1_epi32(1);
-        // Infinity and NaN have no error: it is not unequal to zero.
+        // Infinity and NaN have no error: the comparison with zero is ordered.
         let inexact = _mm512_cmp_ps_mask::<_CMP_NEQ_OQ>(error, _mm512_setzero_ps());
         let even = inexact & _mm512_testn_epi32_mask(bits, one);
         let toward_zero = _mm512_movepi32_mask(_mm512_xor_si512(bits, _mm512_castps_si512(error)));
@@ -371,7 +373,7 @@ mod avx512 {
         d.set(results);
     }
 
-    /// Two terms of each half of three registers, added.
+    /// Adds two terms of each half of three registers.
     macro_rules! sums {
         ($($name:ident: |$a:ident, $b:ident, $c:ident| $terms:expr;)*) => {$(
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
@@ -399,7 +401,7 @@ mod avx512 {
     sums! {
         multiply_add: |a, b, c| (_mm512_mul_ps(a, b), c);
         add: |a, b, c| (a, b);
-        // A product and the zero that changes none.
+        // A product, plus the zero that changes nothing.
         multiply: |a, b, c| (_mm512_mul_ps(a, b), _mm512_set1_ps(-0.0));
     }
 }

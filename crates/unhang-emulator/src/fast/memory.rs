@@ -1,5 +1,5 @@
-//! Loads and stores of words and of their parts, checked once for all lanes: the lowest and the highest address must lie in one place.
-//! Where they do not, the plain path finds out lane by lane what is wrong.
+//! Loads and stores of words and their parts, checked once for all lanes: the lowest and the highest address must be in
+//! one region. If they are not, the plain path finds out lane by lane what is wrong.
 
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ use crate::wave::{Lanes, NULL, Wave};
 pub(crate) struct LocalAccess {
     address: u8,
     words: Words,
-    /// What addresses must be multiples of with an offset, where a workgroup spans both compute units.
+    /// The alignment that addresses plus an offset need if a workgroup spans both compute units.
     alignment: (u32, u32),
 }
 
@@ -53,7 +53,7 @@ fn local_words(instruction: &Instruction, access: Access) -> Option<Words> {
     };
     let (mut registers, mut offsets) = ([0; 4], [0; 4]);
     for place in 0..count << pair as u8 {
-        // The second of a pair has its own offset, and what is stored its own register.
+        // The second of a pair has its own offset, and stored data its own register.
         let (second, word) = (place / count, place % count);
         let offset = match (pair, second) {
             (false, _) => instruction.bits(0, 16),
@@ -77,7 +77,7 @@ pub(crate) struct GlobalAccess {
     base: Option<u8>,
     offset: i32,
     words: Words,
-    /// Flat addresses may be those of LDS and of private memory.
+    /// Flat addresses may be in LDS or private memory.
     flat: bool,
 }
 
@@ -97,7 +97,7 @@ impl GlobalAccess {
     }
 }
 
-/// What an access to one place for each lane moves: words that lie together, or a part of one.
+/// What an access moves per lane: contiguous words, or a part of one.
 #[derive(Clone, Copy)]
 struct Moved {
     store: bool,
@@ -114,7 +114,7 @@ impl Moved {
         }
     }
 
-    /// From a register on.
+    /// The words, starting at a register.
     fn words(self, register: u8) -> Option<Words> {
         if self.part != WordPart::Word {
             return Some(Words::part(self.store, self.part, register, 0));
@@ -129,7 +129,7 @@ impl Moved {
 #[derive(Clone, Copy)]
 pub(crate) struct BufferAccess {
     resource: u8,
-    /// The register of offsets, if lanes have some; a constant one, and one for all.
+    /// The register of the lanes' offsets, if any; a constant offset, and one for all lanes.
     address: Option<u8>,
     offset: u16,
     scalar: ScalarOperand,
@@ -163,11 +163,11 @@ impl BufferAccess {
     }
 }
 
-/// Words that a scalar load brings.
+/// Words that a scalar load reads.
 #[derive(Clone, Copy)]
 pub(crate) struct ScalarLoad {
     base: u8,
-    /// Whether the base is a buffer, which has its own end.
+    /// Whether the base is a buffer, which has its own limit.
     buffer: bool,
     /// The register of an offset, and a constant one.
     register: u8,
@@ -190,20 +190,25 @@ impl ScalarLoad {
 }
 
 impl Wave {
-    /// Loads words into scalar registers; `false` if they are not all there.
+    /// Loads words into scalar registers; `false` if they are not all available.
     #[inline(always)]
     pub(super) fn fast_scalar_load(&mut self, load: &ScalarLoad, around: &mut Surroundings<'_>) -> bool {
-        let offset = (load.offset as i64 as u64).wrapping_add(self.scalar(load.register) as u64);
+        let register = self.scalar(load.register) as u64;
+        let offset = (load.offset as i64 as u64).wrapping_add(register);
         let mut base = self.scalar64(load.base);
         if load.buffer {
             base &= 0xffff_ffff_ffff;
-            // What is past its end is zero, word by word.
+            // Each word past the buffer's end is zero.
             let size = self.buffer_resource(load.base).scalar_size();
             if offset.checked_add(load.count as u64 * 4).is_none_or(|end| end > size) {
                 return false;
             }
         }
-        let address = base.wrapping_add(offset) & !3;
+        // The plain path ignores the two lowest bits of each part.
+        if (base | offset | register) & 3 != 0 {
+            return false;
+        }
+        let address = base.wrapping_add(offset);
         let Some(words) = around.global.words(address, load.count as u64 * 4) else { return false };
         for (place, word) in words.iter().enumerate() {
             if load.destination as usize != NULL {
@@ -213,7 +218,7 @@ impl Wave {
         true
     }
 
-    /// Loads or stores words of LDS; `false` if something is not in order.
+    /// Loads or stores words of LDS; `false` if a check fails.
     ///
     /// # Safety
     ///
@@ -231,7 +236,7 @@ impl Wave {
         if on == 0 {
             return true;
         }
-        // SAFETY: the registers are the wave's, and the wave lives on.
+        // SAFETY: the registers are the wave's, and the wave stays alive.
         let (rows, addresses) = unsafe {
             let rows = self.vectors.as_mut_ptr().add(half * self.registers);
             (rows, Addresses::new(rows.add(access.address as usize), on))
@@ -240,18 +245,18 @@ impl Wave {
         if checks_alignment && size > 1 && !addresses.are_aligned(vectors, size, offset) {
             return false;
         }
-        // What wraps around is past the end as well. LDS has 64 KiB, so that offsets are small.
+        // An address that wraps around is past the end as well. LDS has 64 KiB, so offsets are small.
         match around.local.len().checked_sub(access.words.reach as usize) {
             Some(limit) if addresses.are_within(vectors, limit as u32) => {}
             _ => return false,
         }
-        // SAFETY: the sum of each address and the highest offset is within LDS, which is this thread's; the registers are the
-        // wave's.
+        // SAFETY: the sum of each address and the highest offset is within LDS, which belongs to this thread. The
+        // registers are the wave's.
         unsafe { addresses.transfer(vectors, around.local.as_mut_ptr(), 0, &access.words, rows) };
         true
     }
 
-    /// Loads or stores words of global memory; `false` if something is not in order.
+    /// Loads or stores words of global memory; `false` if a check fails.
     ///
     /// # Safety
     ///
@@ -268,12 +273,12 @@ impl Wave {
         if on == 0 {
             return true;
         }
-        // Upper halves of addresses may lie past the registers of a kernel that is not in order.
+        // Upper halves of addresses may be past the registers of an invalid kernel.
         let needed = access.address as usize + access.base.is_none() as usize;
         if needed >= self.registers {
             return false;
         }
-        // SAFETY: the registers are the wave's, and the wave lives on.
+        // SAFETY: the registers are the wave's, and the wave stays alive.
         let (rows, addresses, upper) = unsafe {
             let rows = self.vectors.as_mut_ptr().add(half * self.registers);
             let at = |register: usize| Addresses::new(rows.add(register), on);
@@ -294,11 +299,11 @@ impl Wave {
                 return false;
             }
         }
-        // SAFETY: the registers are the wave's, as asked for here.
+        // SAFETY: the registers are the wave's, as required.
         unsafe { transfer_global(vectors, base, &addresses, span, &access.words, around, rows) }
     }
 
-    /// Loads or stores words of a buffer; `false` if something is not in order, or a lane is out of range.
+    /// Loads or stores words of a buffer; `false` if a check fails, or a lane is out of range.
     ///
     /// # Safety
     ///
@@ -316,13 +321,13 @@ impl Wave {
             return true;
         }
         let resource = self.buffer_resource(access.resource);
-        // Swizzled buffers take the plain path: private memory, whose words of all lanes lie side by side.
+        // Swizzled buffers take the plain path: private memory, in which the words of all lanes alternate.
         let Some(limit) = resource.linear_reach() else { return false };
         if access.registers as usize > self.registers {
             return false;
         }
         let place = self.row_at(access.address.map_or(ZERO, u16::from), half);
-        // SAFETY: registers of the wave, or the row of zeros behind them; the wave lives on.
+        // SAFETY: registers of the wave, or the row of zeros after them; the wave stays alive.
         let (rows, addresses) = unsafe {
             let all = self.vectors.as_mut_ptr();
             (all.add(half * self.registers), Addresses::new(all.add(place), on))
@@ -335,13 +340,13 @@ impl Wave {
         }
         let start = resource.base.wrapping_add(scalar);
         let base = start.wrapping_add(access.offset as u64);
-        // SAFETY: the registers are the wave's, as was asked above.
+        // SAFETY: the registers are the wave's, as required.
         unsafe { transfer_global(vectors, base, &addresses, span, &access.words, around, rows) }
     }
 }
 
-/// Moves words between registers and what is at addresses from a base on; `false`, and nothing is moved, if not all of it is
-/// in one region, and aligned if it is whole words.
+/// Moves words between registers and addresses relative to a base. Returns `false` and moves nothing unless everything
+/// is in one region, and whole words are aligned.
 ///
 /// # Safety
 ///
@@ -356,7 +361,7 @@ unsafe fn transfer_global<const WIDE: bool>(
     around: &mut Surroundings<'_>,
     rows: *mut Lanes,
 ) -> bool {
-    // A wave that reaches over 2 GiB at once takes the plain path: offsets have 31 bits.
+    // A wave that spans over 2 GiB at once takes the plain path: offsets have 31 bits.
     let whole = words.part == WordPart::Word;
     if whole && !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
         return false;
@@ -366,12 +371,12 @@ unsafe fn transfer_global<const WIDE: bool>(
     let found = around.global.bytes(lowest, highest, words.reach as u64, words.store);
     let Some(found) = found else { return false };
     let at = found.as_ptr().cast_mut().cast::<u8>();
-    // Words are moved in one piece each; of parts that are not aligned no card promises that.
+    // Each word moves in one piece. No card promises that for unaligned parts.
     if whole && !at.cast::<u32>().is_aligned() {
         return false;
     }
-    // SAFETY: from the lowest address to what is moved at the highest all is in the region, which outlives this, is
-    // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
+    // SAFETY: everything from the lowest address to the end of the highest access is in the region. The region outlives
+    // this, is made of atomics, and was requested as writable if it is stored to. The registers are the wave's.
     unsafe { addresses.transfer(vectors, at, span.lowest, words, rows) };
     true
 }

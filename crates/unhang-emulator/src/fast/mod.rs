@@ -1,8 +1,8 @@
 //! The fast path: instructions with their operands resolved once, executed on whole registers.
 //!
-//! [`resolve`] turns an instruction into a few bytes that say where its operands lie and which function computes it. What it
-//! does not know, what reaches past the kernel's registers, and unusual float modes take the plain path
-//! ([`crate::plain`]), which computes the same to the bit and which the tests hold this one against.
+//! [`resolve`] turns an instruction into a few bytes that say where its operands are and which function computes it.
+//! Unknown instructions, accesses past the kernel's registers, and unusual float modes take the plain path
+//! ([`crate::plain`]). It computes the same to the bit, and the tests compare the two.
 
 mod addresses;
 pub(crate) mod comparisons;

@@ -15,13 +15,13 @@ pub(crate) struct Op {
     pub kind: OpKind,
     /// One more than the highest vector register that it names.
     pub registers: u16,
-    /// Whether it has to take the plain path in other float modes than the one for which it was resolved.
+    /// Whether it needs the plain path in float modes other than the one for which it was resolved.
     pub usual_only: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum OpKind {
-    /// The plain way.
+    /// Takes the plain path.
     Plain,
     Nothing,
     /// The rows of the sources and of the destination.
@@ -29,19 +29,19 @@ pub(crate) enum OpKind {
         run: FastRow,
         rows: [u16; 4],
     },
-    /// Rows of sources and destination, where rows are filled first.
+    /// Rows of sources and destination, after some rows are filled.
     FilledRows {
         run: FastRow,
         rows: [u16; 4],
         sources: [RowSource; 3],
     },
-    /// With sources that are taken out of halves first.
+    /// With sources that are first extracted from halves.
     Halves(HalvesOperation),
     Compare {
         run: FastCompare,
         outcomes: u8,
         operands: TwoRows,
-        /// The register of the mask; EXEC for those that write it.
+        /// The register of the mask; EXEC for instructions that write it.
         destination: u8,
     },
     Select {

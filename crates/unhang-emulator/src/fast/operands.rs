@@ -4,11 +4,11 @@ use crate::registers::{ROOMS, ZERO_ROOM};
 use crate::semantics::{RowOperand, RowSource};
 use crate::wave::{EXEC, LANES, Lanes, NULL, Wave};
 
-/// Rows from this number on are rooms.
+/// Rows from this number on are extra rows, not registers.
 pub(super) const IN_ROOM: u16 = 256;
 pub(super) const ZERO: u16 = IN_ROOM + ZERO_ROOM as u16;
 
-/// The row in which a source is: its register's, the one of zeros, or its room.
+/// The row of a source: its register's, the one of zeros, or its extra row.
 pub(super) fn row_of(source: &RowSource, place: usize) -> u16 {
     match source.from {
         RowOperand::Vector(register) if source.is_register() => register as u16,
@@ -17,7 +17,7 @@ pub(super) fn row_of(source: &RowSource, place: usize) -> u16 {
     }
 }
 
-/// Two sources, and the rows in which they lie.
+/// Two sources and their rows.
 #[derive(Clone, Copy)]
 pub(crate) struct TwoRows {
     pub(super) sources: [RowSource; 2],
@@ -53,7 +53,7 @@ impl Wave {
         }
     }
 
-    /// Where a row is: a register of a half, or a room behind all of them.
+    /// The position of a row: a register of a half, or an extra row after all registers.
     #[inline(always)]
     pub(super) fn row_at(&self, row: u16, half: usize) -> usize {
         if row >= IN_ROOM {
@@ -79,7 +79,7 @@ impl Wave {
         lanes
     }
 
-    /// Fills the slots of sources that are not registers.
+    /// Fills the extra rows of sources that are not registers.
     #[inline(always)]
     pub(super) fn fill(&mut self, sources: &[RowSource], rows: &[u16], half: usize) {
         let rooms = self.vectors.len() - ROOMS;

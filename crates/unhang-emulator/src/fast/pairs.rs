@@ -9,7 +9,7 @@ use crate::lanes::operation::LaneOperation;
 use crate::semantics::RowSource;
 use crate::wave::{LANES, Type, Wave, constant};
 
-/// A function of lanes with its operands.
+/// A function on lanes with its operands.
 #[derive(Clone, Copy)]
 pub(crate) struct PairsOperation {
     run: FastPairs,
@@ -29,7 +29,7 @@ pub(crate) struct PairsCompare {
     pub destination: u8,
 }
 
-/// A product of 32 bits by 32 with a sum of 64 bits.
+/// A 32-bit by 32-bit product plus a 64-bit value.
 #[derive(Clone, Copy)]
 pub(crate) struct MultiplyAdd {
     pub signed: bool,
@@ -39,11 +39,11 @@ pub(crate) struct MultiplyAdd {
     pub destination: u8,
 }
 
-/// A source of 32 or 64 bits, made 64 with zeros.
+/// A source of 32 or 64 bits, extended to 64 with zeros.
 #[derive(Clone, Copy)]
 pub(crate) struct PairsSource {
     from: PairsOperand,
-    /// The bit of its sign, and what is done to it.
+    /// The position of its sign bit, and what to do with it.
     sign: u8,
     absolute: bool,
     negative: bool,
@@ -55,17 +55,17 @@ enum PairsOperand {
     Pair(u8),
     Scalar(u8),
     ScalarPair(u8),
-    /// The lower and the upper half: a number of 64 bits would make every resolved instruction larger.
+    /// The lower and the upper half: a 64-bit number would make every resolved instruction larger.
     Constant([u32; 2]),
 }
 
-/// What sources that an instruction does not have hold.
+/// The contents of sources that an instruction does not have.
 static ZEROS: Pairs = [0; LANES];
 const UNUSED: PairsSource =
     PairsSource { from: PairsOperand::Constant([0; 2]), sign: 0, absolute: false, negative: false };
 
 impl PairsSource {
-    /// Reads the source in a field; `None` if it is one for the plain path, which has them all.
+    /// Reads the source in a field; `None` if it needs the plain path, which handles all sources.
     pub(crate) fn of(instruction: &Instruction, field: Field, kind: Type) -> Option<PairsSource> {
         let Some(slot) = instruction.definition.operand(field) else { return Some(UNUSED) };
         let place = match field {
@@ -86,7 +86,7 @@ impl PairsSource {
             }
         };
         let has_sign = instruction.format() == Format::Vop3 && kind.sign_bit() != 0;
-        // With a scalar destination the fields of absolute values are its own.
+        // With a scalar destination, the fields of absolute values belong to it.
         let has_absolute = has_sign && instruction.definition.operand(Field::ScalarDestination).is_none();
         Some(PairsSource {
             from,
@@ -97,7 +97,8 @@ impl PairsSource {
     }
 }
 
-/// Whether an instruction has none of the modifiers that only the plain path has: clamp, scale, halves, permutations.
+/// Whether an instruction has none of the modifiers that only the plain path handles: clamp, scale, halves,
+/// permutations.
 fn is_simple(instruction: &Instruction) -> bool {
     let changes = instruction.bits(11, 5) != 0 || instruction.high_bits(27, 2) != 0;
     instruction.modifier == Modifier::None && !(instruction.format() == Format::Vop3 && changes)
@@ -131,7 +132,7 @@ pub(super) fn compared(instruction: &Instruction, kind: Type) -> Option<[PairsSo
 }
 
 impl Wave {
-    /// Computes lanes of 64 bits. To be called as [`Wave::compute`] is.
+    /// Computes lanes of 64 bits. Call it as [`Wave::compute`].
     #[inline(always)]
     pub(super) fn fast_pairs<const WIDE: bool>(
         &mut self,
@@ -141,7 +142,7 @@ impl Wave {
     ) {
         let mut values = self.pairs_of(&operation.sources[0], half);
         let (second, third);
-        // The sign of a constant zero counts.
+        // The sign of a constant zero matters.
         let second = match &operation.sources[1] {
             PairsSource { from: PairsOperand::Constant([0, 0]), negative: false, .. } => &ZEROS,
             _ => {
@@ -156,7 +157,7 @@ impl Wave {
                 &third
             }
         };
-        // SAFETY: it was chosen for the instructions that this host has.
+        // SAFETY: it was chosen for this host's instructions.
         unsafe { (operation.run)(&mut values, second, third) };
         self.put_part(vectors, operation.destination, &values, 0, half);
         if operation.wide {
@@ -164,15 +165,15 @@ impl Wave {
         }
     }
 
-    /// Compares lanes of 64 bits: the active ones for which one of the outcomes holds.
+    /// Compares lanes of 64 bits and returns the active ones with one of the outcomes.
     #[inline(always)]
     pub(super) fn fast_pairs_mask(&mut self, compare: &PairsCompare, half: usize) -> u32 {
         let [a, b] = [0, 1].map(|place| self.pairs_of(&compare.sources[place], half));
-        // SAFETY: it was chosen for the instructions that this host has.
+        // SAFETY: it was chosen for this host's instructions.
         unsafe { (compare.run)(&a, &b, compare.outcomes) & self.on(half) }
     }
 
-    /// The carries of the active lanes.
+    /// Multiplies and adds; returns the carries of the active lanes.
     #[inline(always)]
     pub(super) fn fast_multiply_add<const WIDE: bool>(
         &mut self,
@@ -197,7 +198,7 @@ impl Wave {
         }
         self.put_part(vectors, operation.destination, &sums, 0, half);
         self.put_part(vectors, operation.destination, &sums, 1, half);
-        // A sum that is less than one of its terms has run over.
+        // A sum that is less than one of its terms has overflowed.
         wide::less(vectors, &sums, &summands) & self.on(half)
     }
 
@@ -236,7 +237,7 @@ impl Wave {
         pairs
     }
 
-    /// Writes the lower or the upper halves of values to the register with this number, or to the one behind it.
+    /// Writes the lower or the upper halves of values to the register with this number, or to the next one.
     #[inline(always)]
     fn put_part<const WIDE: bool>(
         &mut self,

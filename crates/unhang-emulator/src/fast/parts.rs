@@ -1,7 +1,7 @@
 //! Bytes and half-words that the lanes of a wave load or store, moved by the host's vectors.
 //!
-//! As in [`super::words`], sixteen lanes at a time. Lanes that lie in a row are moved at once; others one by one, since a gather would
-//! read whole words and so what is behind the last part.
+//! As in [`super::words`], sixteen lanes at a time. Consecutive lanes move at once. Others move one by one, since a
+//! gather would read whole words, and so beyond the last part.
 
 use std::arch::x86_64::*;
 
@@ -10,7 +10,7 @@ use super::words::{Load, Words};
 use crate::access::WordPart;
 use crate::wave::Lanes;
 
-/// The function that loads such a part.
+/// The function that loads a part of this kind.
 pub(super) fn load_of(part: WordPart) -> Load {
     if part.size() == 1 { load::<1> } else { load::<2> }
 }
@@ -26,15 +26,15 @@ unsafe fn load<const SIZE: usize>(
     on: u32,
 ) {
     let lowest = _mm512_set1_epi32(lowest as i32);
-    // Before anything is loaded: the row of the addresses may be overwritten.
-    // SAFETY: a row, as the caller vouches.
+    // This must come before any load: the row of the addresses may be overwritten.
+    // SAFETY: a row, as the caller guarantees.
     let halves = unsafe { [sixteen(addresses, 0), sixteen(addresses, 1)] };
     for half in 0..2 {
         let (places, on) = (_mm512_sub_epi32(halves[half], lowest), (on >> (half * 16)) as u16);
         if on == 0 {
             continue;
         }
-        // SAFETY: the caller vouches for the parts of active lanes, for the others nothing is touched.
+        // SAFETY: the caller guarantees the parts of active lanes, and nothing is touched for the others.
         unsafe {
             let found = gather::<SIZE>(base.add(words.offsets[0] as usize), places, on);
             let to = row(rows, words, 0, half);
@@ -43,11 +43,11 @@ unsafe fn load<const SIZE: usize>(
     }
 }
 
-/// The parts of sixteen lanes, with zeros above them.
+/// The parts of sixteen lanes, extended with zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn gather<const SIZE: usize>(at: *const u8, places: __m512i, on: u16) -> __m512i {
-    // SAFETY: the caller vouches for the parts of active lanes.
+    // SAFETY: the caller guarantees the parts of active lanes.
     unsafe {
         match (lie::<SIZE>(places, on), SIZE) {
             ((start, Lie::Same), _) => _mm512_set1_epi32(one::<SIZE>(at.offset(start))),
@@ -78,15 +78,15 @@ unsafe fn gather<const SIZE: usize>(at: *const u8, places: __m512i, on: u16) -> 
     }
 }
 
-/// The part at a place.
+/// The part at an address.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn one<const SIZE: usize>(at: *const u8) -> i32 {
-    // SAFETY: the caller vouches for that many bytes.
+    // SAFETY: the caller guarantees that many bytes.
     unsafe { if SIZE == 1 { at.read() as i32 } else { at.cast::<u16>().read_unaligned() as i32 } }
 }
 
-/// What becomes of a register whose lanes load these parts.
+/// The new contents of a register whose lanes load these parts.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 fn widen(found: __m512i, old: __m512i, part: WordPart) -> __m512i {
@@ -107,7 +107,7 @@ fn widen(found: __m512i, old: __m512i, part: WordPart) -> __m512i {
     }
 }
 
-/// Stores a part of a word of each lane; where lanes meet, the last one's stays.
+/// Stores a part of a word of each lane. If lanes overlap, the last one wins.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 pub(super) unsafe fn store(
@@ -118,7 +118,7 @@ pub(super) unsafe fn store(
     rows: *mut Lanes,
     on: u32,
 ) {
-    // SAFETY: as asked for here.
+    // SAFETY: as required of the caller.
     unsafe {
         match words.part.size() {
             1 => store_sized::<1>(base, addresses, lowest, words, rows, on),
@@ -140,7 +140,7 @@ unsafe fn store_sized<const SIZE: usize>(
     let lowest = _mm512_set1_epi32(lowest as i32);
     for half in 0..2 {
         let on = (on >> (half * 16)) as u16;
-        // SAFETY: as for loads; what is written is memory that may be.
+        // SAFETY: as for loads; only writable memory is written.
         unsafe {
             let places = _mm512_sub_epi32(sixteen(addresses, half), lowest);
             let at = base.add(words.offsets[0] as usize);

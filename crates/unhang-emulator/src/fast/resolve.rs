@@ -15,7 +15,7 @@ use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowOperation, RowSource, Semantics};
 use crate::wave::{EXEC, Type, VCC, Wave, constant_bits};
 
-/// Resolves an instruction, for the usual float mode or for the one that flushes denormals of singles.
+/// Resolves an instruction, for the usual float mode or for the one that flushes single-precision denormals.
 pub(crate) fn resolve(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> Op {
     let kind = match Host::get() {
         Host::Plain => None,
@@ -146,13 +146,13 @@ fn compare_kind(
     }
 }
 
-/// The first two sources of a short or long instruction without modifiers but signs.
+/// The first two sources of a short or long instruction without modifiers other than signs.
 fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> {
     let long = instruction.format() == Format::Vop3;
     if instruction.modifier != Modifier::None {
         return None;
     }
-    // With a scalar destination the fields of absolute values and half selection are its own.
+    // With a scalar destination, the fields of absolute values and half selection belong to it.
     let has_mask = instruction.definition.operand(Field::ScalarDestination).is_some();
     if long && !has_mask && instruction.bits(11, 5) != 0 || long && instruction.high_bits(27, 2) != 0 {
         return None;
@@ -168,7 +168,7 @@ fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> 
         let sign = if long { kind.sign_bit() as u32 } else { 0 };
         let absolute = !has_mask && instruction.bits(8 + place, 1) == 1;
         let negative = instruction.high_bits(29 + place, 1) == 1;
-        // Signs of integers are the plain path's business.
+        // The plain path handles the signs of integers.
         let odd = long && kind == Type::Bits32 && instruction.high_bits(29, 3) != 0;
         let bit = |is_set| if is_set { sign } else { 0 };
         (!odd).then_some(RowSource { from, keep: !bit(absolute), flip: bit(negative) })

@@ -17,18 +17,18 @@ use crate::surroundings::Surroundings;
 use crate::wave::{Standing, Wave};
 use crate::{Counts, FaultKind};
 
-/// What a wave's turn within one function takes, beside the wave.
+/// What a wave's turn within one function needs, in addition to the wave.
 pub(crate) struct Turn<'t, 'm> {
     pub launch: &'t Launch<'t>,
     pub around: &'t mut Surroundings<'m>,
     pub function: &'t FastFunction,
     pub tracker: Tracker<'t>,
     pub counts: &'t mut Counts,
-    /// How many instructions the wave has executed when the turn ends.
+    /// The wave's instruction count at which the turn ends.
     pub end: u64,
 }
 
-/// Runs a wave within one function; returns where it jumps when it leaves it.
+/// Runs a wave within one function. Returns its jump target when it leaves the function.
 pub(crate) fn run_function(wave: &mut Wave, turn: Turn<'_, '_>) -> Result<Option<u64>, FaultKind> {
     match Host::get() {
         // SAFETY: the host has these instructions.
@@ -135,7 +135,7 @@ fn run_stretch<const WIDE: bool, const HALVES: usize>(
             continue;
         }
         let usual = wave.usual_mode || !op.usual_only;
-        // SAFETY: the stretch was entered, so that all its registers are the wave's.
+        // SAFETY: the stretch was entered, so all its registers are the wave's.
         if !usual || !unsafe { wave.compute::<WIDE, HALVES>(vectors, &op.kind, around, checks_alignment) } {
             plain_in_stretch(wave, around, &function.plain, first + place, checks_alignment)?;
         }
@@ -144,7 +144,8 @@ fn run_stretch<const WIDE: bool, const HALVES: usize>(
     Ok(())
 }
 
-/// Executes an instruction of a stretch by the plain path, from the half that is not done on; it goes on with the next.
+/// Executes an instruction of a stretch by the plain path, starting at the half that is not done, and continues with
+/// the next instruction.
 #[inline(never)]
 fn plain_in_stretch(
     wave: &mut Wave,
@@ -155,7 +156,7 @@ fn plain_in_stretch(
 ) -> Result<(), FaultKind> {
     wave.index = index as u32;
     let instruction = &function.instructions[index];
-    // Which address it has is known only now.
+    // Its address is known only now.
     let half = wave.half;
     let misaligned = checks_alignment
         && (half..=wave.wave64 as usize).any(|half| {

@@ -1,7 +1,7 @@
-//! Stretches: instructions that are always executed one after another, with the same lanes on.
+//! Stretches: instructions that always execute one after another, with the same lanes active.
 //!
-//! What is checked for each instruction (hazards, waits, counts, the budget) is summed up for a stretch when code is decoded,
-//! and asked for once at its start. Whatever a sum cannot settle goes instruction by instruction, which says where and why.
+//! Per-instruction checks (hazards, waits, counts, the budget) are summed up for a stretch when code is decoded, and
+//! checked once at its start. If a sum cannot decide, the instructions run one by one, which shows where and why.
 
 use unhang_isa::{Effects, ScalarSet};
 
@@ -15,18 +15,18 @@ use crate::semantics::Semantics;
 use crate::wave::Wave;
 use crate::{Counts, Unit};
 
-/// Instructions that are executed together. The last may branch or turn lanes on and off.
+/// Instructions that execute together. The last may branch or turn lanes on and off.
 pub(crate) struct Stretch {
-    /// What they do to what is pending.
+    /// Their combined effect on what is pending.
     pub sum: PendingSum,
-    /// One more than the highest vector register that one of them names.
+    /// One more than the highest vector register that any of them names.
     registers: u16,
     /// Instructions by unit, and how many of them count lanes.
     counts: Counts,
     with_lanes: u64,
 }
 
-/// Where an instruction may stand.
+/// Where in a stretch an instruction may be.
 enum Position {
     Inside,
     Last,
@@ -63,7 +63,7 @@ fn position(op: &Op, semantics: &Semantics, effects: &Effects) -> Position {
     }
 }
 
-/// Cuts a function into stretches; the second says which one starts at each instruction.
+/// Cuts a function into stretches. The second value says which one starts at each instruction.
 pub(crate) fn cut(function: &Function, ops: &[Op]) -> (Vec<Stretch>, Vec<u32>) {
     let count = ops.len();
     let mut is_target = vec![false; count];
@@ -112,7 +112,7 @@ impl Stretch {
         self.with_lanes += unit.has_lanes() as u64;
     }
 
-    /// Checks the whole stretch, and counts it; `false` if it has to go instruction by instruction.
+    /// Checks and counts the whole stretch; `false` if its instructions must run one by one.
     #[inline(always)]
     pub(crate) fn enter(
         &self,
@@ -127,7 +127,7 @@ impl Stretch {
         if self.registers as usize > wave.registers || executed > checks.budget {
             return false;
         }
-        // Where nothing is loaded, it does not matter which lanes are on.
+        // If nothing is loaded, it does not matter which lanes are active.
         let lanes = if sum.loads { wave.exec64() } else { 0 };
         if checks.waits {
             let take = |pending: &mut Pending| pending.take_sum(function, sum, checks.hazards, lanes);

@@ -1,17 +1,17 @@
-//! Masks of lanes: AVX-512 has registers for them, of which compilers make little use by themselves. Each function also has a
-//! portable body for hosts without.
+//! Masks of lanes. AVX-512 has registers for them, which compilers rarely use by themselves. Each function also has a
+//! portable body for other hosts.
 
 use std::cell::Cell;
 
 use crate::host::{Vectors, put};
 use crate::wave::{LANES, Lanes};
 
-/// The lanes in which the first is less.
+/// The lanes in which the first is less than the second.
 #[inline(always)]
 pub(crate) fn less<const WIDE: bool>(vectors: Vectors<WIDE>, a: &[u64; LANES], b: &[u64; LANES]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if vectors.has_avx512() {
-        // SAFETY: the host has the instructions: that is what `vectors` proves.
+        // SAFETY: the host has the instructions, as `vectors` proves.
         return unsafe { avx512::less(a, b) };
     }
     let mut mask = 0;
@@ -32,7 +32,7 @@ pub(crate) fn select<const WIDE: bool>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if vectors.has_avx512() {
-        // SAFETY: the host has the instructions: that is what `vectors` proves.
+        // SAFETY: the host has the instructions, as `vectors` proves.
         unsafe { avx512::select(destination, sources[0], sources[1], mask, on) };
         return;
     }
@@ -45,7 +45,7 @@ pub(crate) fn select<const WIDE: bool>(
     destination.set(results);
 }
 
-/// The sum of two sources and of a mask of carries, in the active lanes; returns which sums have run over.
+/// The sum of two sources and of a mask of carries, in the active lanes. Returns which sums overflowed.
 #[inline(always)]
 pub(crate) fn add<const WIDE: bool>(
     vectors: Vectors<WIDE>,
@@ -56,7 +56,7 @@ pub(crate) fn add<const WIDE: bool>(
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if vectors.has_avx512() {
-        // SAFETY: the host has the instructions: that is what `vectors` proves.
+        // SAFETY: the host has the instructions, as `vectors` proves.
         return unsafe { avx512::add(destination, sources[0], sources[1], carries, on) };
     }
     let (a, b, mut results) = (sources[0].get(), sources[1].get(), destination.get());
@@ -71,7 +71,7 @@ pub(crate) fn add<const WIDE: bool>(
     over
 }
 
-/// The difference of two sources less a mask of borrows; returns which lanes have borrowed.
+/// The difference of two sources minus a mask of borrows. Returns which lanes borrowed.
 #[inline(always)]
 pub(crate) fn subtract<const WIDE: bool>(
     vectors: Vectors<WIDE>,
@@ -82,7 +82,7 @@ pub(crate) fn subtract<const WIDE: bool>(
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if vectors.has_avx512() {
-        // SAFETY: the host has the instructions: that is what `vectors` proves.
+        // SAFETY: the host has the instructions, as `vectors` proves.
         return unsafe { avx512::subtract(destination, sources[0], sources[1], borrows, on) };
     }
     let (a, b, mut results) = (sources[0].get(), sources[1].get(), destination.get());
@@ -132,7 +132,7 @@ pub(crate) mod avx512 {
         }
     }
 
-    /// A sum that is less than one of its terms has run over; with a carry, one that is equal to it has too.
+    /// A sum that is less than one of its terms has overflowed; with a carry, one that equals it has too.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) fn add(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, carries: u32, on: u32) -> u32 {

@@ -1,8 +1,8 @@
 //! Words that the lanes of a wave load or store, moved by the host's vectors.
 //!
-//! Sixteen lanes at a time: lanes with one address take one word, lanes in a row take a stretch of memory, others gather and
-//! scatter, or move what is contiguous in each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
-//! the hardware moves each in one piece.
+//! Sixteen lanes at a time. Lanes with one address take one word, and consecutive lanes take a range of memory. Others
+//! gather and scatter, or move what is contiguous in each lane in one piece. Other threads may write what is read. A
+//! word is then either old or new, as on the card, since the hardware moves each in one piece.
 
 use crate::access::WordPart;
 #[cfg(target_arch = "x86_64")]
@@ -13,22 +13,22 @@ use crate::wave::Lanes;
 pub(crate) struct Words {
     pub store: bool,
     pub count: u8,
-    /// What is moved of each: all of it where there are several.
+    /// What is moved of each word; always the whole word if there are several.
     pub part: WordPart,
     /// The register of each word, and its offset.
     pub registers: [u8; 4],
     pub offsets: [u32; 4],
-    /// Bytes from a lane's address to the end of what it moves.
+    /// Bytes from a lane's address to the end of its access.
     pub reach: u32,
-    /// How many words lie together: 1, 2 or 4.
+    /// The number of contiguous words: 1, 2 or 4.
     pub(super) run: u8,
-    /// What loads them on a host that has AVX-512.
+    /// The function that loads them on a host with AVX-512.
     #[cfg(target_arch = "x86_64")]
     pub(super) load: Load,
 }
 
-/// Loads words as [`Addresses::transfer`](super::addresses::Addresses::transfer) does: the start of memory, the row of addresses and the lowest of them, the words, their
-/// rows, the active lanes.
+/// Loads words as [`Addresses::transfer`](super::addresses::Addresses::transfer) does. Arguments: the start of memory,
+/// the row of addresses and the lowest of them, the words, their rows, the active lanes.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Load = unsafe fn(*mut u8, *const Lanes, u32, &Words, *mut Lanes, u32);
 
@@ -63,7 +63,7 @@ pub(crate) struct Span {
     pub bits: u32,
 }
 
-/// Closures and iterators would not be compiled for these instructions, so that there are none here.
+/// Closures and iterators would not be compiled for these instructions, so there are none here.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512 {
     use std::arch::x86_64::*;
@@ -71,7 +71,7 @@ pub(super) mod avx512 {
     use super::{Load, Span, Words};
     use crate::wave::Lanes;
 
-    /// How the addresses of sixteen lanes lie, those of inactive lanes aside.
+    /// The pattern of the addresses of sixteen lanes, ignoring inactive lanes.
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub(crate) enum Lie {
         Same,
@@ -87,7 +87,7 @@ pub(super) mod avx512 {
         unsafe { _mm512_loadu_si512(row.cast::<u32>().add((part & 1) * 16).cast()) }
     }
 
-    /// The lanes whose value is above a limit.
+    /// The lanes with a value above a limit.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn above(row: *const Lanes, limit: u32) -> u32 {
@@ -97,7 +97,7 @@ pub(super) mod avx512 {
         _mm512_cmpgt_epu32_mask(low, limit) as u32 | (_mm512_cmpgt_epu32_mask(high, limit) as u32) << 16
     }
 
-    /// The lanes whose value, with an offset, has one of these bits.
+    /// The lanes whose value plus an offset has one of these bits.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn beside(row: *const Lanes, bits: u32, offset: u32) -> u32 {
@@ -108,7 +108,7 @@ pub(super) mod avx512 {
         _mm512_test_epi32_mask(low, bits) as u32 | (_mm512_test_epi32_mask(high, bits) as u32) << 16
     }
 
-    /// The lanes that hold another value.
+    /// The lanes with a different value.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn unlike(row: *const Lanes, value: u32) -> u32 {
@@ -135,7 +135,8 @@ pub(super) mod avx512 {
         }
     }
 
-    /// The first of sixteen addresses, and how they lie: `STRIDE` bytes apart if in order. If its lane is off it may be less than nothing, as those behind it show.
+    /// The first of sixteen addresses, and their pattern: `STRIDE` bytes apart if in order. If its lane is inactive,
+    /// the address may be negative.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) fn lie<const STRIDE: usize>(places: __m512i, on: u16) -> (isize, Lie) {
@@ -153,7 +154,8 @@ pub(super) mod avx512 {
         }
     }
 
-    /// Four words of each of four lanes that alternate become words of four lanes each, in each quarter of the registers.
+    /// Transposes in each quarter of the registers: four words of each of four alternating lanes become words of four
+    /// lanes each.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn transpose(lanes: [__m512i; 4]) -> [__m512i; 4] {
@@ -173,7 +175,7 @@ pub(super) mod avx512 {
     unsafe fn load_fours(at: *const u8, places: __m512i) -> [__m512i; 4] {
         let mut offsets = [0u32; 16];
         let mut lanes = [_mm512_setzero_si512(); 4];
-        // SAFETY: the caller vouches for sixteen bytes at each place.
+        // SAFETY: the caller guarantees sixteen bytes at each address.
         unsafe {
             _mm512_storeu_si512(offsets.as_mut_ptr().cast(), places);
             for first in 0..4 {
@@ -193,7 +195,7 @@ pub(super) mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn load_twos(at: *const u8, places: __m512i) -> [__m512i; 2] {
         let (lower, upper) = (_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64::<1>(places));
-        // SAFETY: the caller vouches for eight bytes at each place.
+        // SAFETY: the caller guarantees eight bytes at each address.
         let (low, high) =
             unsafe { (_mm512_i32gather_epi64::<1>(lower, at.cast()), _mm512_i32gather_epi64::<1>(upper, at.cast())) };
         let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -205,22 +207,23 @@ pub(super) mod avx512 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn row(rows: *mut Lanes, words: &Words, word: usize, part: usize) -> *mut i32 {
-        // SAFETY: the caller vouches for the register; a row has 32 lanes.
+        // SAFETY: the caller guarantees the register; a row has 32 lanes.
         unsafe { rows.add(words.registers[word & 3] as usize).cast::<i32>().add(part * 16) }
     }
 
-    /// Writes the active ones of sixteen lanes. Not by a store with a mask, which the host does not hand on to the next load.
+    /// Writes the active lanes of sixteen. It avoids a masked store, because the host does not forward that to the next
+    /// load.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
-        // SAFETY: the caller vouches for the row.
+        // SAFETY: the caller guarantees the row.
         unsafe {
             let old = _mm512_loadu_si512(row.cast());
             _mm512_storeu_si512(row.cast(), _mm512_mask_mov_epi32(old, on, values));
         }
     }
 
-    /// The function that loads that many words, of which that many are contiguous.
+    /// The function that loads that many words with that many contiguous ones.
     pub(crate) fn load_of(count: u8, run: u8) -> Load {
         match (count, run) {
             (1, _) => load::<1, 1>,
@@ -244,12 +247,12 @@ pub(super) mod avx512 {
         on: u32,
     ) {
         let lowest = _mm512_set1_epi32(lowest as i32);
-        // Before anything is loaded: the row of the addresses may be overwritten.
-        // SAFETY: a row, as the caller vouches.
+        // This must come before any load: the row of the addresses may be overwritten.
+        // SAFETY: a row, as the caller guarantees.
         let halves = unsafe { [sixteen(addresses, 0), sixteen(addresses, 1)] };
         for part in 0..2 {
             let (places, on) = (_mm512_sub_epi32(halves[part], lowest), (on >> (part * 16)) as u16);
-            // SAFETY: the caller vouches for the words of active lanes, for the others nothing is touched.
+            // SAFETY: the caller guarantees the words of active lanes, and nothing is touched for the others.
             unsafe {
                 match on {
                     u16::MAX => load_all::<COUNT, RUN>(base, places, words, rows, part),
@@ -335,8 +338,8 @@ pub(super) mod avx512 {
         }
     }
 
-    /// Stores sixteen lanes at a time, so that where lanes meet the last one's words stay; `false`, and nothing is moved, for words
-    /// that do not lie together.
+    /// Stores sixteen lanes at a time, so that the last one wins if lanes overlap. Returns `false` and moves nothing
+    /// for words that are not contiguous.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     pub(crate) unsafe fn store(
@@ -353,7 +356,7 @@ pub(super) mod avx512 {
         let lowest = _mm512_set1_epi32(lowest as i32);
         for part in 0..2 {
             let on = (on >> (part * 16)) as u16;
-            // SAFETY: as for loads; what is written is memory that may be.
+            // SAFETY: as for loads; only writable memory is written.
             unsafe {
                 let places = _mm512_sub_epi32(sixteen(addresses, part), lowest);
                 let at = base.add(words.offsets[0] as usize);
@@ -386,7 +389,7 @@ pub(super) mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn store_fours(at: *mut u8, places: __m512i, lanes: [__m512i; 4], on: u16) {
         let (mut offsets, mut values) = ([0u32; 16], [[0u32; 16]; 4]);
-        // SAFETY: the caller vouches for sixteen bytes at the place of each active lane.
+        // SAFETY: the caller guarantees sixteen bytes at the address of each active lane.
         unsafe {
             _mm512_storeu_si512(offsets.as_mut_ptr().cast(), places);
             for first in 0..4 {
@@ -402,7 +405,7 @@ pub(super) mod avx512 {
         }
     }
 
-    /// Stores two words of each lane: what the host scatters it writes lane after lane.
+    /// Stores two words of each lane. The host's scatter writes one lane after the other.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn store_twos(at: *mut u8, places: __m512i, first: __m512i, second: __m512i, on: u16) {
@@ -410,7 +413,7 @@ pub(super) mod avx512 {
         let low = _mm512_permutex2var_epi32(first, numbers, second);
         let high = _mm512_permutex2var_epi32(first, _mm512_add_epi32(numbers, _mm512_set1_epi32(8)), second);
         let (lower, upper) = (_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64::<1>(places));
-        // SAFETY: the caller vouches for eight bytes at the place of each active lane.
+        // SAFETY: the caller guarantees eight bytes at the address of each active lane.
         unsafe {
             _mm512_mask_i32scatter_epi64::<1>(at.cast(), on as u8, lower, low);
             _mm512_mask_i32scatter_epi64::<1>(at.cast(), (on >> 8) as u8, upper, high);

@@ -1,5 +1,5 @@
-//! Literals, constants, saturation and dot products: what depends on how operands are encoded. Each row is an instruction
-//! as LLVM's assembler encodes it, with its sources in registers 10, 12 and 14.
+//! Literals, constants, saturation and dot products: everything that depends on how operands are encoded. Each row is
+//! an instruction as LLVM's assembler encodes it, with its sources in registers 10, 12 and 14.
 
 use unhang_isa::{Chip, decode};
 
@@ -9,7 +9,7 @@ use crate::semantics::Semantics;
 
 const MOST: u64 = 0x7fff_ffff;
 
-/// Assembly, its words, sources, result. Halves are written into a register that holds [`UNTOUCHED`].
+/// Assembly, its words, sources, result. Halves are written to a register that holds [`UNTOUCHED`].
 #[rustfmt::skip]
 const ROWS: &[(&str, &[u32], [u64; 3], u64)] = &[
     ("s_mov_b64 s[20:21], 0xffffffff", &[0xbe94_04ff, 0xffff_ffff], [0, 0, 0], ONES),
@@ -86,7 +86,7 @@ fn mnemonic(assembly: &str) -> &str {
     ["_e32", "_e64", "_sdwa", "_dpp"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name)
 }
 
-/// The instructions that are tested here and nowhere else.
+/// The instructions tested here and nowhere else.
 pub(super) fn names() -> Vec<&'static str> {
     ROWS.iter().map(|row| mnemonic(row.0)).filter(|name| name.starts_with("v_dot")).collect()
 }

@@ -1,4 +1,4 @@
-//! Buffers: what each field of a descriptor does to loads, stores and atomics, and each typed access.
+//! Buffers: the effect of each field of a descriptor on loads, stores and atomics, and each typed access.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use crate::semantics::Semantics;
 use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::M0;
 
-/// Bits of an instruction: an offset, an index, data that go to LDS, an old value that is returned.
+/// Bits of an instruction: it has an offset, has an index, sends data to LDS, returns the old value.
 const OFFEN: u32 = 1 << 12;
 const IDXEN: u32 = 1 << 13;
 const TO_LOCAL: u32 = 1 << 16;
@@ -27,7 +27,7 @@ pub(super) fn names() -> Vec<&'static str> {
     definitions().iter().map(|definition| definition.base_name()).filter(|name| name.contains("_format_")).collect()
 }
 
-/// A descriptor beside its base: stride with the bit of swizzling, records, and word 3.
+/// A descriptor without its base: stride with the swizzling bit, records, and word 3.
 #[derive(Clone, Copy, Debug)]
 struct Words(u32, u32, u32);
 
@@ -37,7 +37,7 @@ const fn select(number: u32) -> u32 {
 }
 
 const SWIZZLED: u32 = 1 << 15;
-/// Word 3 of Triton's descriptors for chips whose family it does not know.
+/// Word 3 of Triton's descriptors for chips of a family that it does not know.
 const TRITON: u32 = 0x27000;
 
 fn bench(Words(stride, records, last): Words) -> Bench {
@@ -49,7 +49,7 @@ fn bench(Words(stride, records, last): Words) -> Bench {
     bench
 }
 
-/// Puts index and offset where an instruction looks for them; its bits.
+/// Puts index and offset where an instruction reads them. Returns the instruction's bits.
 fn place(bench: &mut Bench, index: Option<u32>, offset: Option<u32>) -> u32 {
     let registers = index.into_iter().chain(offset);
     for (word, value) in registers.enumerate() {
@@ -64,7 +64,7 @@ fn word_at(bench: &Bench, offset: u64) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Runs an instruction by the plain path and, on an equal bench, the fast one if it takes it; both must agree.
+/// Runs an instruction by the plain path and, on an equal bench, by the fast one if it has it; both must agree.
 fn run(bench: &mut Bench, words: Words, instruction: &Instruction) {
     let op = resolve(instruction, &Semantics::of(instruction), false);
     let mut other = self::bench(words);
@@ -91,7 +91,7 @@ fn run(bench: &mut Bench, words: Words, instruction: &Instruction) {
     }
 }
 
-/// A descriptor, an index and an offset; where a word there is, `Ok` if it is in range.
+/// A descriptor, an index and an offset; then the position of the word there, `Ok` if it is in range.
 type Range = (Words, Option<u32>, Option<u32>, Result<u64, u64>);
 
 #[rustfmt::skip]
@@ -125,7 +125,7 @@ const RANGES: &[Range] = &[
     (Words(0, 64, select(3)), None, Some(0xffff_fffc), Err(0)),
     (Words(16, 64, select(3)), Some(100), Some(4), Ok(1604)),
     (Words(0, 0, 0), None, Some(0), Err(0)),
-    // Swizzled: eight elements interleaved in words; then 32, each lane with its own number beside the index.
+    // Swizzled: eight elements interleaved in words; then 32, with each lane's number added to the index.
     (Words(16 | SWIZZLED, 64, select(0)), Some(9), Some(4), Ok(164)),
     (Words(16 | SWIZZLED, 9, select(0)), Some(9), Some(4), Err(164)),
     (Words(16 | SWIZZLED, 168, select(3)), Some(9), Some(4), Ok(164)),
@@ -165,7 +165,7 @@ fn an_access_is_in_range_as_the_descriptor_says() {
     }
 }
 
-/// Words of wide accesses are in range one by one; atomics of two words as a whole.
+/// Words of wide accesses are in range one by one; atomics of two words, as a whole.
 #[test]
 fn words_are_checked_one_by_one() {
     for words in [Words(0, 72, select(3)), Words(72, 1, select(0))] {
@@ -187,7 +187,7 @@ fn words_are_checked_one_by_one() {
     assert_eq!((bench.result(Format::Mubuf, 2), word_at(&bench, 64)), (vec![0, 0], 65));
 }
 
-/// The scalar offset is checked in raw buffers, added behind every other check, and not swizzled.
+/// The scalar offset is checked in raw buffers, added after every other check, and not swizzled.
 #[test]
 fn the_scalar_offset_is_checked_in_raw_buffers_alone() {
     for (words, offset, result) in [
@@ -208,7 +208,7 @@ fn the_scalar_offset_is_checked_in_raw_buffers_alone() {
     }
 }
 
-/// A part of a word that another lane's word divides in a swizzled buffer.
+/// A part of a word that another lane's word splits in a swizzled buffer.
 #[test]
 fn bytes_of_swizzled_buffers_lie_apart() {
     let words = Words(16 | SWIZZLED, 64, select(0));
@@ -220,7 +220,7 @@ fn bytes_of_swizzled_buffers_lie_apart() {
     assert_eq!(bench.result(Format::Mubuf, 1), [0xbbaa]);
 }
 
-/// Scalar loads know the stride and the number of records, and no OOB_SELECT.
+/// Scalar loads use the stride and the number of records, but not OOB_SELECT.
 #[test]
 fn scalar_loads_end_with_the_last_record() {
     for (words, size) in [(Words(16, 2, select(0)), 32u32), (Words(0, 32, TRITON), 32), (Words(0, 32, RAW), 32)] {
@@ -236,7 +236,35 @@ fn scalar_loads_end_with_the_last_record() {
     }
 }
 
-/// The value of a lane goes to M0, the constant offset and four bytes for each lane before it.
+/// Of each part of a scalar address the two lowest bits count as zero. AMD's documents leave open what happens below the
+/// start of a buffer.
+#[test]
+fn scalar_loads_are_of_aligned_words_behind_the_start() {
+    let words = Words(0, 32, RAW);
+    let load = |constant: u32, register: u32| {
+        let mut bench = self::bench(words);
+        let first = SOURCES[0] as usize;
+        let descriptor: [u32; 4] = std::array::from_fn(|word| bench.wave.scalars[40 + word]);
+        bench.wave.scalars[first..first + 4].copy_from_slice(&descriptor);
+        bench.wave.scalars[50] = register;
+        let encoded = encode(find("s_buffer_load_dword").unwrap(), Extra { words: [0, constant] });
+        let words_of = [encoded.first_word(), encoded.second_word() & 0x1ff_ffff | 50 << 25];
+        let bytes: Vec<u8> = words_of.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let instruction = unhang_isa::decode(&bytes, unhang_isa::Chip::Gfx1010).unwrap();
+        if constant >> 20 == 1 {
+            return bench.run(&instruction).map(|()| bench.wave.scalar(DESTINATION as u8));
+        }
+        run(&mut bench, words, &instruction);
+        Ok(bench.wave.scalar(DESTINATION as u8))
+    };
+    // The buffer's end, also by offsets within its final word; then what is past the end.
+    assert_eq!([(28, 0), (31, 0), (0, 31), (14, 18)].map(|(a, b)| load(a, b)), [Ok(29), Ok(29), Ok(29), Ok(29)]);
+    assert_eq!([load(32, 0), load(4, 31)], [Ok(0), Ok(0)]);
+    // A negative constant, with a register that makes up for it and without.
+    assert_eq!([load(0x1f_fffc, 16), load(0x1f_fffc, 0)], [Ok(13), Err(FaultKind::Unsupported)]);
+}
+
+/// The value of a lane goes to M0 plus the constant offset plus four bytes for each lane before it.
 #[test]
 fn loads_to_local_memory() {
     for (name, expected) in [
@@ -256,8 +284,20 @@ fn loads_to_local_memory() {
         assert_eq!(bench.local[at..at + 4], expected.to_le_bytes(), "{name}");
         assert_eq!(bench.result(Format::Mubuf, 1), [UNTOUCHED], "{name} writes no register");
     }
-    // Two words, and what goes into half a register, have no such form.
-    for name in ["buffer_load_dwordx2", "buffer_load_short_d16"] {
+    // The first component of an element: X of 8_UNORM, and Y of 8_8_UINT because the descriptor selects it.
+    for (format, select, expected) in [(1, 4, f(0.2)), (18, 5, 0x44)] {
+        let words = Words(0, 64, RAW & !7 & !(0x7f << 12) | select | format << 12);
+        let mut bench = self::bench(words);
+        bench.memory.write(bench.at + 48, &0x4433u32.to_le_bytes()).unwrap();
+        let bits = place(&mut bench, None, Some(32)) | TO_LOCAL | 16;
+        bench.wave.scalars[M0] = 0x20;
+        bench.run(&encode(find("buffer_load_format_x").unwrap(), Extra { words: [bits, 0] })).unwrap();
+        let at = 32 + 16 + LANE * 4;
+        assert_eq!(bench.local[at..at + 4], expected.to_le_bytes(), "format {format}");
+        assert_eq!(bench.result(Format::Mubuf, 1), [UNTOUCHED], "a typed load writes no register");
+    }
+    // Two words, two components, and loads into half a register have no such form.
+    for name in ["buffer_load_dwordx2", "buffer_load_format_xy", "buffer_load_format_d16_x", "buffer_load_short_d16"] {
         let instruction = encode(find(name).unwrap(), Extra { words: [TO_LOCAL, 0] });
         assert!(matches!(Semantics::of(&instruction), Semantics::Unsupported), "{name}");
     }
@@ -305,7 +345,7 @@ fn elements_are_converted_by_their_format() {
         let mut bench = self::bench(Words(0, SIZE as u32, RAW & !(0x7f << 12) | (number as u32) << 12));
         let bytes = element.to_le_bytes();
         bench.memory.write(bench.at + 64, &bytes[..format.bytes() as usize]).unwrap();
-        // The descriptor's format, and the instruction's.
+        // The descriptor's format, then the instruction's.
         for (name, format) in [("buffer_load_format_xyzw", 0), ("tbuffer_load_format_xyzw", (number as u32) << 19)] {
             let definition = find(name).unwrap();
             bench.run(&encode(definition, Extra { words: [64 | format, 0] })).unwrap();
@@ -359,7 +399,7 @@ fn typed_accesses() {
             bench.run(&instruction).unwrap();
             assert_eq!(bench.result(definition.format, registers.len()), registers, "{name}");
             assert_eq!(bench.result(definition.format, 5)[registers.len()], UNTOUCHED, "{name} writes no more");
-            // Out of range: zeros, of the whole element.
+            // Out of range: the whole element is zeros.
             bench.wave.scalars[42] = 64 + element.len() as u32 - 1;
             bench.run(&instruction).unwrap();
             let zeros = bench.result(definition.format, registers.len());
@@ -383,6 +423,23 @@ fn typed_accesses() {
     }
 }
 
+/// A descriptor of zeros stands for no buffer, whatever the access. Its invalid format does not matter.
+#[test]
+fn an_unbound_buffer_gives_zeros_and_takes_nothing() {
+    let words = Words(0, 0, 0);
+    for name in names() {
+        let definition = find(name).unwrap();
+        let mut bench = self::bench(words);
+        bench.wave.scalars[40..44].fill(0);
+        let format = if definition.format == Format::Mtbuf { 77 << 19 } else { 0 };
+        bench.wave.vectors[SOURCES[1] as usize][LANE] = 5;
+        // An access to address 64 would be a fault.
+        bench.run(&encode(definition, Extra { words: [64 | format, 0] })).unwrap();
+        let kept = name.contains("store") || name.contains("d16_hi");
+        assert_eq!(bench.result(definition.format, 1), [if kept { 5 } else { 0 }], "{name}");
+    }
+}
+
 #[test]
 fn the_descriptor_selects_components() {
     // W, a one, a zero, X.
@@ -396,7 +453,7 @@ fn the_descriptor_selects_components() {
     bench.wave.scalars[42] = 64;
     bench.run(&load).unwrap();
     assert_eq!(bench.result(Format::Mubuf, 4), [0, 1, 0, 0]);
-    // The instruction's own format comes with the components in their order.
+    // The instruction's own format has the components in order.
     bench.wave.scalars[42] = SIZE as u32;
     bench.run(&encode(find("tbuffer_load_format_xyzw").unwrap(), Extra { words: [64 | 75 << 19, 0] })).unwrap();
     assert_eq!(bench.result(Format::Mtbuf, 4), [65, 69, 73, 77]);
@@ -404,10 +461,10 @@ fn the_descriptor_selects_components() {
     assert_eq!(bench.run(&store), Err(FaultKind::Unsupported));
 }
 
-/// Formats by number, what a register holds, and what is stored; `None` if the rules leave a choice.
+/// Formats by number, a register's contents, and what is stored; `None` if the rules leave a choice.
 #[rustfmt::skip]
 const STORED: &[(u8, u32, Option<u32>)] = &[
-    // 63.75 and 63.3 of 255 steps; 63.55 and 76.5, near the middle; below and above; no number at all.
+    // 63.75 and 63.3 of 255 steps; 63.55 and 76.5, near the middle; below and above; NaN.
     (1, f(0.25), Some(64)), (1, f(0.2482353), Some(63)), (1, f(0.2492157), None), (1, f(0.3), None),
     (1, f(-3.0), Some(0)), (1, f(1.5), Some(255)), (1, f(f32::INFINITY), Some(255)), (1, 0x7fc0_0000, Some(0)),
     (2, f(-0.25), Some(0xe0)), (2, f(5.0), Some(127)), (2, f(-5.0), Some(0x81)), (2, f(f32::NEG_INFINITY), Some(0x81)), (2, f(0.5), None),
@@ -415,12 +472,12 @@ const STORED: &[(u8, u32, Option<u32>)] = &[
     (5, 300, Some(255)), (5, 7, Some(7)), (6, 200, Some(127)), (6, -200i32 as u32, Some(0x80)), (6, -3i32 as u32, Some(0xfd)),
     (7, f(0.1), None), (7, f(0.75), Some(49151)), (7, f(2.0), Some(65535)), (8, f(-2.0), Some(0x8001)),
     (11, 70_000, Some(65535)), (12, -70_000i32 as u32, Some(0x8000)),
-    // Halves towards zero: 0x3555.55 and 0x3555.ef; the largest, infinity, no number; the smallest and less.
+    // Halves towards zero: 0x3555.55 and 0x3555.ef; the largest, infinity, NaN; the smallest and less.
     (13, f(-2.0), Some(0xc000)), (13, f(1.0 / 3.0), Some(0x3555)), (13, f(-0.333_48), Some(0xb555)),
     (13, f(65519.0), Some(0x7bff)), (13, f(1e9), Some(0x7bff)), (13, f(-1e9), Some(0xfbff)),
     (13, f(f32::INFINITY), Some(0x7c00)), (13, f(f32::NEG_INFINITY), Some(0xfc00)), (13, 0x7fc0_0000, Some(0x7e00)),
     (13, f(1e-7), Some(1)), (13, f(-5e-8), Some(0x8000)), (13, 1, Some(0)),
-    // Floats of 11 and 10 bits have six and five bits behind the point, and no sign.
+    // Floats of 11 and 10 bits have six and five bits of fraction, and no sign.
     (36, f(1.999), Some(0x3ff)), (36, f(1e9), Some(0x7bf)), (36, f(-3.0), Some(0)), (36, f(f32::INFINITY), Some(0x7c0)),
     (43, f(1.999), Some(0x1ff)), (43, f(1e9), Some(0x3df)), (43, f(f32::NEG_INFINITY), Some(0)),
     (20, u32::MAX, Some(u32::MAX)), (21, 1 << 31, Some(1 << 31)), (22, f(0.1), Some(f(0.1))),
@@ -441,17 +498,17 @@ fn stores_are_clamped_and_rounded_where_the_rules_leave_no_choice() {
     }
 }
 
-/// Formats by number, an element, and what half a register holds of it; `None` if it is not known.
+/// Formats by number, an element, and the half register's contents; `None` if unknown.
 #[rustfmt::skip]
 const HALVES: &[(u8, u32, Option<u16>)] = &[
     // Normalised numbers to the nearest: 9/255 is rounded up, and 65519/65535 is 0x3bff.7f, which a single would round to the middle.
     (1, 0x33, Some(0x3266)), (1, 9, Some(0x2885)), (1, 255, Some(0x3c00)), (2, 0x81, Some(0xbc00)), (2, 0x80, Some(0xbc00)),
     (2, 42, Some(0x354b)), (7, 1, Some(0x0100)), (7, 65519, Some(0x3bff)), (8, 0x8001, Some(0xbc00)),
-    // Whole numbers to the limits.
+    // Integers saturate at the limits.
     (5, 0xfe, Some(0xfe)), (6, 0xfe, Some(0xfffe)), (20, 70_000, Some(0xffff)), (21, 70_000, Some(0x7fff)), (21, -70_000i32 as u32, Some(0x8000)),
-    // Singles towards zero, halves as they are.
+    // Singles towards zero, halves unchanged.
     (22, f(1.0 / 3.0), Some(0x3555)), (22, f(0.333_48), Some(0x3555)), (22, f(1e9), Some(0x7bff)), (22, f(-1e9), Some(0xfbff)), (13, 0xc001, Some(0xc001)),
-    // Scaled numbers that halves do not have.
+    // Scaled numbers that halves cannot represent.
     (9, 2048, Some(0x6800)), (9, 2049, None), (9, 65535, None), (10, 0xfffe, Some(0xc000)),
 ];
 

@@ -1,5 +1,5 @@
 //! Division in steps, as LLVM writes it for both widths: scale, approximate, refine, scale back, special values. The
-//! quotient is the correctly rounded one, whatever the reciprocal lacks.
+//! quotient is correctly rounded, however inexact the reciprocal is.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -84,7 +84,7 @@ fn check_double(numerator: f64, denominator: f64) {
     }
 }
 
-/// Numbers of every size: random bits, among them denormals and the largest.
+/// Numbers of every size: random bits, including denormals and the largest.
 struct Random(u64);
 
 impl Random {

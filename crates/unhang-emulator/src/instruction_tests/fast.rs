@@ -1,9 +1,10 @@
-//! The fast path against the plain one: every instruction that has both, on random registers, to the bit.
+//! Compares the fast path with the plain one: every instruction that has both, on random registers, to the bit.
 
 use std::cell::Cell;
 
 use unhang_isa::{Chip, Definition, Field, Format, Instruction, Width, decode, definitions};
 
+use super::random::Random;
 use super::{Extra, encode, wave};
 use crate::fast::op::Op;
 use crate::fast::resolve::resolve;
@@ -17,16 +18,13 @@ use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Lanes, VCC, Wave};
 use crate::{Memory, Perturbation};
 
-/// Numbers that neither repeat soon nor differ between runs.
-pub(super) struct Random(pub u64);
-
 impl Random {
-    pub(super) fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32 ^ (self.0 >> 11) as u32
+    /// 32 bits.
+    pub(super) fn word(&mut self) -> u32 {
+        self.next() ^ (self.0 >> 11) as u32
     }
 
-    /// A value that is often one of those at which arithmetic turns.
+    /// A value that is often a special case of arithmetic.
     fn value(&mut self) -> u32 {
         const EDGES: [u32; 16] = [
             0,
@@ -46,11 +44,11 @@ impl Random {
             0x8040_0000,
             0x4f00_0000,
         ];
-        match self.next() % 3 {
-            0 => EDGES[self.next() as usize % EDGES.len()],
-            // Floats of middling size, so that sums and products round.
-            1 => self.next() & 0x807f_ffff | (0x3a00_0000 + (self.next() & 0x0b80_0000)),
-            _ => self.next(),
+        match self.word() % 3 {
+            0 => EDGES[self.word() as usize % EDGES.len()],
+            // Floats of medium size, so that sums and products round.
+            1 => self.word() & 0x807f_ffff | (0x3a00_0000 + (self.word() & 0x0b80_0000)),
+            _ => self.word(),
         }
     }
 }
@@ -66,15 +64,15 @@ pub(super) fn random_wave(random: &mut Random, wave64: bool) -> Wave {
         wave.scalars[register] = random.value();
     }
     for half in 0..2 {
-        wave.scalars[VCC + half] = random.next();
-        wave.scalars[EXEC + half] = if random.next().is_multiple_of(2) { u32::MAX } else { random.next() };
+        wave.scalars[VCC + half] = random.word();
+        wave.scalars[EXEC + half] = if random.word().is_multiple_of(2) { u32::MAX } else { random.word() };
     }
-    wave.scc = random.next().is_multiple_of(2);
+    wave.scc = random.word().is_multiple_of(2);
     wave.note_mode();
     wave
 }
 
-/// Runs an instruction the fast way, if it has one, on the vectors that the host has, or by the bodies that every host can run.
+/// Runs an instruction on the fast path, if it has one, with the host's vectors or with the portable bodies.
 pub(super) fn run_fast(
     wave: &mut Wave,
     op: &Op,
@@ -86,7 +84,7 @@ pub(super) fn run_fast(
         return false;
     }
     let bodies = Vectors::PORTABLE;
-    // SAFETY: the registers are the wave's, and the host has AVX-512 where that is asked for.
+    // SAFETY: the registers are the wave's, and the host has AVX-512 if that is requested.
     unsafe {
         match (Host::get() == Host::Avx512 && !portable, wave.wave64) {
             (true, false) => wave.compute::<true, 1>(Vectors::avx512(), &op.kind, around, checks_alignment),
@@ -107,46 +105,47 @@ pub(super) fn run_plain(wave: &mut Wave, instruction: &Instruction, around: &mut
     }
 }
 
-/// An encoding with its operands and modifiers changed at random; what does not decode to the same instruction is left out.
+/// An encoding with random changes to its operands and modifiers. Changes that decode to another instruction are
+/// dropped.
 fn vary(definition: &'static Definition, random: &mut Random) -> Instruction {
     let mut words = [0, 0];
-    if matches!(definition.format, Format::Vop3) && random.next().is_multiple_of(2) {
+    if matches!(definition.format, Format::Vop3) && random.word().is_multiple_of(2) {
         // Absolute values and signs.
-        words = [(random.next() & 7) << 8, (random.next() & 7) << 29];
+        words = [(random.word() & 7) << 8, (random.word() & 7) << 29];
         if definition.operand(Field::ScalarDestination).is_some() {
             words[0] = 0;
         }
     }
     if definition.format == Format::Vop3p {
-        // Selection of halves and signs; the bits that say which are halves are where the selection is.
-        words = [(random.next() & 0x7f) << 8, (random.next() & 0x1f) << 27];
+        // Selection of halves and signs. The bits that say which sources are halves are those of the selection.
+        words = [(random.word() & 0x7f) << 8, (random.word() & 0x1f) << 27];
     }
     if definition.operand(Field::Constant).is_some() {
         words[1] = random.value();
     }
     let instruction = encode(definition, Extra { words });
     match definition.format {
-        Format::Vop3 if random.next().is_multiple_of(2) => other_operands(&instruction, random),
+        Format::Vop3 if random.word().is_multiple_of(2) => other_operands(&instruction, random),
         _ => instruction,
     }
 }
 
-/// A long instruction with other operands: scalar registers, constants, and a destination that is a source too.
+/// A long instruction with other operands: scalar registers, constants, and a destination that is also a source.
 fn other_operands(instruction: &Instruction, random: &mut Random) -> Instruction {
     let definition = instruction.definition;
     let (mut first, mut second) = (instruction.first_word(), instruction.second_word());
     if definition.operand(Field::Destination).is_some_and(|slot| slot.width != Width::LaneMask) {
-        first = first & !0xff | (10 + random.next() % 6);
+        first = first & !0xff | (10 + random.word() % 6);
     }
     for place in 0..3 {
-        // What is not a vector register must stay: a mask, or the number of a lane.
+        // Operands that are not vector registers must stay: a mask, or the number of a lane.
         if second >> (place * 9 + 8) & 1 == 1 {
-            let source = match random.next() % 4 {
+            let source = match random.word() % 4 {
                 0 => 40,
-                // Zero often: it has a sign.
-                1 => 128 + random.next() % 81 * (random.next() % 3).min(1),
-                2 => 240 + random.next() % 9,
-                _ => 256 + 10 + random.next() % 6,
+                // Zero often, because it has a sign.
+                1 => 128 + random.word() % 81 * (random.word() % 3).min(1),
+                2 => 240 + random.word() % 9,
+                _ => 256 + 10 + random.word() % 6,
             };
             second = second & !(0x1ff << (place * 9)) | source << (place * 9);
         }
@@ -167,8 +166,8 @@ fn the_fast_path_computes_what_the_plain_one_does() {
         for turn in 0..60 {
             let instruction = vary(definition, &mut random);
             let mut start = random_wave(&mut random, turn % 3 == 0);
-            // Resolved for denormals that are flushed; and in a mode for which it was not resolved: what says that it does not
-            // depend on that must not.
+            // Resolved for flushed denormals; and in a mode for which it was not resolved. An instruction that claims
+            // not to depend on the mode must not.
             let (flushes, mode) = [(false, 0x1f0), (true, 0x1c0), (false, 0x1c0), (true, 0x1f5)][turn % 4];
             let op = resolve(&instruction, &Semantics::of(&instruction), flushes);
             (start.flushes, start.mode) = (flushes, FloatMode::from_bits(mode, Perturbation::None));
@@ -228,7 +227,7 @@ fn the_fast_path_computes_what_the_plain_one_does() {
     }
 }
 
-/// Bytes and halves of sources, made longer with and without their signs, with changed signs, and scalar ones.
+/// Bytes and halves of sources, extended with and without their signs, with changed signs, and scalar ones.
 #[test]
 fn sources_that_are_parts_of_registers_are_the_same() {
     let mut random = Random(6);
@@ -236,11 +235,11 @@ fn sources_that_are_parts_of_registers_are_the_same() {
     for definition in definitions().iter().filter(|it| matches!(it.format, Format::Vop1 | Format::Vop2)) {
         for turn in 0..60 {
             let plain = encode(definition, Extra { words: [0, 0] });
-            // The first source is in the second word; the destination is most often a whole register.
+            // The first source is in the second word. The destination is usually a whole register.
             let first = plain.first_word() & !0x1ff | 249;
-            let whole = if random.next().is_multiple_of(8) { random.next() % 7 } else { 6 };
-            let parts = [16, 24].map(|base| ((random.next() % 7) | (random.next() & 0x38)) << base);
-            let scalar = if random.next().is_multiple_of(4) { 1 << 23 | 40 } else { 10 + random.next() % 6 };
+            let whole = if random.word().is_multiple_of(8) { random.word() % 7 } else { 6 };
+            let parts = [16, 24].map(|base| ((random.word() % 7) | (random.word() & 0x38)) << base);
+            let scalar = if random.word().is_multiple_of(4) { 1 << 23 | 40 } else { 10 + random.word() % 6 };
             let second = parts[0] | parts[1] | whole << 8 | scalar;
             let bytes: Vec<u8> = [first, second, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
             let chip = Chip::ALL.into_iter().find(|&chip| definition.exists_on(chip)).expect("some chip has it");
@@ -290,7 +289,7 @@ pub(super) fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
     for register in 0..plain.registers << plain.wave64 as usize {
         for lane in 0..LANES {
             let found = [fast, plain].map(|wave| wave.vectors[register][lane]);
-            // Which NaN comes out of two is the host's choice. Integers may look like one.
+            // Which of two NaNs results is the host's choice. Integers may look like one.
             let is_float = ["f16", "f32", "f64"].iter().any(|kind| name.contains(kind));
             let nan = is_float && found.iter().all(|&bits| f32::from_bits(bits).is_nan());
             let is_nan_pair = |wave: &Wave, low: usize| {
@@ -314,7 +313,7 @@ pub(super) fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
     }
 }
 
-/// Functions are compiled for two sets of host instructions; a host that has both computes the same with either.
+/// Functions are compiled for two sets of host instructions. A host that has both computes the same with either.
 #[test]
 fn both_sets_of_host_instructions_compute_the_same() {
     if Host::get() != Host::Avx512 {
@@ -326,7 +325,7 @@ fn both_sets_of_host_instructions_compute_the_same() {
         let Some(fast) = lanes::operation(name).and_then(|operation| operation.fast) else { continue };
         names.insert(name);
         for turn in 0..20 {
-            let on = if turn % 2 == 0 { u32::MAX } else { random.next() };
+            let on = if turn % 2 == 0 { u32::MAX } else { random.word() };
             let rows: [Cell<Lanes>; 4] = std::array::from_fn(|_| Cell::new(std::array::from_fn(|_| random.value())));
             let pairs: [[u64; LANES]; 3] =
                 std::array::from_fn(|_| std::array::from_fn(|_| random.value() as u64 | (random.value() as u64) << 32));

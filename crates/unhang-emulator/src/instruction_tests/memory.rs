@@ -9,12 +9,12 @@ use crate::surroundings::{LocalBounds, Surroundings};
 use crate::wave::{EXEC, LANES, Wave};
 use crate::{FaultKind, Memory};
 
-/// What is in memory before a load, byte by byte.
+/// The contents of memory before a load, byte by byte.
 const CONTENTS: [u8; 16] =
     [0x81, 0x92, 0xa3, 0xb4, 0xc5, 0xd6, 0xe7, 0xf8, 0x09, 0x1a, 0x2b, 0x3c, 0x4d, 0x5e, 0x6f, 0x70];
 const WORDS: [u32; 4] = [0xb4a3_9281, 0xf8e7_d6c5, 0x3c2b_1a09, 0x706f_5e4d];
 
-/// Loads of flat, global, scratch and buffer memory: what arrives in the registers, which held 0xdeadbeef.
+/// Loads of flat, global, scratch and buffer memory, and the resulting registers, which held 0xdeadbeef.
 const LOADS: &[(&str, &[u32])] = &[
     ("ubyte", &[0x81]),
     ("sbyte", &[0xffff_ff81]),
@@ -32,7 +32,7 @@ const LOADS: &[(&str, &[u32])] = &[
     ("short_d16_hi", &[0x9281_beef]),
 ];
 
-/// What loads from LDS give.
+/// The results of loads from LDS.
 const LOCAL_LOADS: &[(&str, &[u32])] = &[
     ("ds_read_u8", &[0x81]),
     ("ds_read_i8", &[0xffff_ff81]),
@@ -50,12 +50,12 @@ const LOCAL_LOADS: &[(&str, &[u32])] = &[
     ("ds_read_u16_d16_hi", &[0x9281_beef]),
 ];
 
-/// What registers hold before a store.
+/// The contents of registers before a store.
 const DATA: [u32; 4] = [0x4433_2211, 0x8877_6655, 0xccbb_aa99, 0x00ff_eedd];
 const DATA_BYTES: [u8; 16] =
     [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff, 0x00];
 
-/// Stores: which of these bytes arrive.
+/// Stores, and which of these bytes arrive.
 const STORES: &[(&str, std::ops::Range<usize>)] = &[
     ("byte", 0..1),
     ("byte_d16_hi", 2..3),
@@ -79,8 +79,8 @@ const LOCAL_STORES: &[(&str, std::ops::Range<usize>)] = &[
 
 const MINUS_2: u64 = -2i64 as u64;
 
-/// Atomics: the global name and the local one with its type; old value, data, compared value; new value. 64 bits; the
-/// lower half of each is the row for 32 bits.
+/// Atomics: the global name and the local one with its type; old value, data, compared value; new value. All have 64
+/// bits; the lower halves are the row for 32 bits.
 const ATOMICS: &[(&str, &str, u64, u64, u64, u64)] = &[
     ("add", "add_u", u64::MAX, 3, 0, 2),
     ("sub", "sub_u", 2, 3, 0, u64::MAX),
@@ -102,7 +102,7 @@ const ATOMICS: &[(&str, &str, u64, u64, u64, u64)] = &[
     ("cmpswap", "cmpst_b", 5, 7, 6, 5),
 ];
 
-/// Atomics of floats, as numbers.
+/// Atomics on floats, with values as numbers.
 const FLOAT_ATOMICS: &[(&str, &str, f32, f32, f32, f32)] = &[
     ("fmin", "min_f", 1.5, -2.0, 0.0, -2.0),
     ("fmax", "max_f", 1.5, -2.0, 0.0, 1.5),
@@ -149,7 +149,7 @@ const OTHERS: &[&str] = &[
     "buffer_atomic_csub",
 ];
 
-/// The row's name in a table of instructions, if there is such an instruction.
+/// The instruction with the row's name, if there is one.
 pub(super) fn find(name: &str) -> Option<&'static Definition> {
     definitions().iter().find(|definition| definition.base_name() == name)
 }
@@ -183,7 +183,7 @@ pub(super) fn names() -> Vec<&'static str> {
     names
 }
 
-/// Memory for a test: an allocation, the same as private memory, and local memory.
+/// Memory for a test: an allocation that also serves as private memory, and local memory.
 pub(super) struct Bench {
     pub memory: Memory,
     pub at: u64,
@@ -191,10 +191,10 @@ pub(super) struct Bench {
     pub wave: Wave,
 }
 
-/// Where a test's bytes lie, in every memory.
+/// The offset of a test's bytes in every memory.
 const OFFSET: u32 = 64;
 pub(super) const SIZE: usize = 8192;
-/// Word 3 of a descriptor: offsets are checked against NUM_RECORDS, single floats, components in their order.
+/// Word 3 of a descriptor: offsets are checked against NUM_RECORDS, single floats, components in order.
 pub(super) const RAW: u32 = 3 << 28 | 1 << 24 | 22 << 12 | 0xfac;
 
 impl Bench {
@@ -207,14 +207,14 @@ impl Bench {
         Bench { memory, at, local: vec![0; SIZE], wave }
     }
 
-    /// Bytes for the offset of an instruction beside the address.
+    /// The extra bits for an instruction's offset, in addition to its address.
     fn address(&mut self, format: Format) -> Extra {
         let offset = 16;
         let base = OFFSET - offset;
         let address = if matches!(format, Format::Flat | Format::Global) { self.at + base as u64 } else { base as u64 };
         self.wave.vectors[SOURCES[0] as usize][LANE] = address as u32;
         self.wave.vectors[SOURCES[0] as usize + 1][LANE] = (address >> 32) as u32;
-        // The buffer's description, and that the register is an offset in it.
+        // The buffer's descriptor; the register is an offset in it.
         for (place, word) in [self.at as u32, (self.at >> 32) as u32, SIZE as u32, RAW].into_iter().enumerate() {
             self.wave.scalars[40 + place] = word;
         }
@@ -252,7 +252,7 @@ impl Bench {
         self.run_within(instruction, LocalBounds::default()).0
     }
 
-    /// Runs an instruction, and says how many words it asked for beyond LDS.
+    /// Runs an instruction, and returns how many words it requested beyond LDS.
     fn run_within(&mut self, instruction: &Instruction, bounds: LocalBounds) -> (Result<(), FaultKind>, u64) {
         let Semantics::Memory(access) = Semantics::of(instruction) else {
             panic!("{} is not known", instruction.definition.mnemonic)
@@ -264,7 +264,7 @@ impl Bench {
     }
 
     pub(super) fn result(&self, format: Format, count: usize) -> Vec<u32> {
-        // Buffer instructions have one register for both ways.
+        // Buffer instructions use one register for both directions.
         let first = if matches!(format, Format::Mubuf | Format::Mtbuf) { SOURCES[1] } else { DESTINATION } as usize;
         (0..count).map(|word| self.wave.vector_lane(first + word, LANE)).collect()
     }
@@ -324,7 +324,7 @@ fn check_atomic(definition: &'static Definition, wide: bool, [old, value, compar
     let (format, name) = (definition.format, definition.base_name());
     let mut bench = Bench::new();
     let mut extra = bench.address(format);
-    // Whether the old value is wanted: a bit of the instruction, or another instruction of local memory.
+    // Whether the old value is requested: a bit of the instruction, or a different instruction for local memory.
     let returns = match format {
         Format::Ds => name.contains("_rtn_"),
         Format::Mubuf => {
@@ -338,7 +338,7 @@ fn check_atomic(definition: &'static Definition, wide: bool, [old, value, compar
     };
     let width = if wide { 8 } else { 4 };
     let words = if wide { 2 } else { 1 };
-    // Local memory: what is compared is in the first register, what is new in the second.
+    // Local memory: the comparison value is in the first register, the new one in the second.
     let compares = name.contains("cmp");
     let data = match (format, compares) {
         (Format::Ds, true) => [(SOURCES[1], compare), (SOURCES[2], value)],
@@ -401,7 +401,7 @@ fn scalar_loads() {
                 assert_eq!(bench.wave.scalar((DESTINATION + word) as u8), word * 3 + 1, "{name}");
             }
         }
-        // Past the end of a buffer there is zero.
+        // Loads past the end of a buffer give zero.
         bench.wave.scalars[SOURCES[1] as usize] = 32;
         bench.run(&encode(find(&format!("s_buffer_load_dword{size}")).unwrap(), Extra { words: [0, 32] })).unwrap();
         assert_eq!(bench.wave.scalar(DESTINATION as u8), 0);
@@ -468,10 +468,28 @@ fn lanes_exchange_values() {
     for lane in (0..LANES).filter(|&lane| lane != OFF_LANE && lane * 7 % 32 != OFF_LANE) {
         assert_eq!(result(&bench, lane * 7 % 32), 100 + lane as u32, "lane {lane}");
     }
-    // Swizzling: pairs exchanged by xor 1, and the lanes of a quad turned around.
-    for (control, from) in
-        [(1 << 10 | 31, (|lane| lane ^ 1) as fn(usize) -> usize), (0x8000 | 0b00_01_10_11, |lane| lane ^ 3)]
-    {
+    // Swizzling: pairs exchanged by xor 1, and the lanes of a quad reversed. Then the examples of AMD's documents for the
+    // other two modes: rotations by one with and without a mask, and the orders of Fourier transforms.
+    let rotate = |right: u32, mask: u32| 0xc000 | right << 10 | 1 << 5 | mask;
+    type SourceLane = fn(usize) -> usize;
+    let cases: [(u32, SourceLane); 9] = [
+        (1 << 10 | 31, |lane| lane ^ 1),
+        (0x8000 | 0b00_01_10_11, |lane| lane ^ 3),
+        (rotate(0, 0), |lane| (lane + 1) % 32),
+        (rotate(1, 0), |lane| (lane + 31) % 32),
+        (rotate(0, 1), |lane| if lane % 2 == 0 { lane } else { (lane + 2) % 32 }),
+        (rotate(1, 1), |lane| if lane % 2 == 0 { (lane + 30) % 32 } else { lane }),
+        (0xe000, |lane| {
+            let first_quarter = [0, 16, 8, 24, 4, 20, 12, 28];
+            first_quarter[lane % 8] + [0, 2, 1, 3][lane / 8]
+        }),
+        (0xe010, |lane| {
+            let first_half = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
+            first_half[lane % 16] + lane / 16 * 16
+        }),
+        (0xe01f, |lane| lane),
+    ];
+    for (control, from) in cases {
         for lane in 0..LANES {
             bench.wave.vectors[SOURCES[0] as usize][lane] = 200 + lane as u32;
         }
@@ -483,7 +501,7 @@ fn lanes_exchange_values() {
     }
 }
 
-/// Words of all lanes alternate in private memory: an access that is not aligned must not see another lane's.
+/// The words of all lanes alternate in private memory. An unaligned access must not see another lane's.
 #[test]
 fn private_accesses_may_cross_words() {
     for shift in 0..4u32 {
@@ -526,7 +544,7 @@ fn bad_addresses_are_faults_and_buffers_have_ends() {
     bench.wave.vectors[SOURCES[0] as usize][LANE] = 240;
     let load = encode(forms("scratch_load_dword").next().unwrap(), extra);
     assert_eq!(bench.run(&load), Err(FaultKind::Private { offset: 256, limit: 256 }));
-    // Past the end of a buffer loads are zero.
+    // Loads past the end of a buffer give zero.
     let extra = bench.address(Format::Mubuf);
     bench.write(Format::Mubuf, &CONTENTS);
     bench.wave.scalars[42] = OFFSET + 6;
@@ -534,7 +552,7 @@ fn bad_addresses_are_faults_and_buffers_have_ends() {
     assert_eq!(bench.result(Format::Mubuf, 2), [WORDS[0], 0]);
 }
 
-/// As on the card: what is beyond is zero and takes nothing, word by word.
+/// As on the card: loads beyond the end give zero and stores are dropped, word by word.
 #[test]
 fn what_lies_beyond_local_memory_is_zero_where_that_is_asked_for() {
     let mut bench = Bench::new();

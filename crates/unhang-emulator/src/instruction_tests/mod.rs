@@ -1,6 +1,6 @@
-//! Instructions one by one: each is encoded, decoded and executed on a wave, and its results are compared with what the
-//! documentation of the instruction set says of it, worked out here. A last test insists that no instruction is
-//! implemented without.
+//! Instructions one by one: each is encoded, decoded and executed on a wave. Its results are compared with what the
+//! documentation of the instruction set says, worked out here. A last test makes sure that no instruction is
+//! implemented without a test.
 
 mod assembled;
 mod buffers;
@@ -10,6 +10,8 @@ mod division;
 mod fast;
 mod fast_memory;
 mod memory;
+#[path = "../../../unhang-isa/tests/random/mod.rs"]
+mod random;
 mod scalar;
 mod sources;
 mod vector;
@@ -31,7 +33,7 @@ pub(super) const DESTINATION: u32 = 20;
 pub(super) const MASK_IN: u32 = 30;
 pub(super) const MASK_OUT: u32 = 32;
 
-/// A generated page with its prose in lines of at most 100 columns, as `tools/check-words` wants pages.
+/// A generated page with its prose in lines of at most 100 columns, as `tools/check-words` requires.
 pub(super) fn in_lines(page: &str) -> String {
     let mut out = String::new();
     for line in page.lines() {
@@ -59,10 +61,10 @@ pub(super) fn in_lines(page: &str) -> String {
     out
 }
 
-/// Fields of an encoding beside its operands.
+/// Fields of an encoding apart from its operands.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extra {
-    /// Or-ed into the first and second word; the second of a short instruction is its constant.
+    /// ORed into the first and second word. The second word of a short instruction is its constant.
     pub words: [u32; 2],
 }
 
@@ -73,7 +75,7 @@ pub(super) fn encode(definition: &'static Definition, extra: Extra) -> Instructi
         None => 0,
         Some(slot) if slot.width == Width::LaneMask => MASK_IN,
         Some(slot) if slot.kind == OperandKind::Scalar => SOURCES[place],
-        // Which lane is meant is the same for all of them.
+        // All lanes use the same lane number.
         Some(_) if place == 1 && definition.base_name().ends_with("lane_b32") => SOURCES[place],
         Some(_) => 256 + SOURCES[place],
     };
@@ -134,15 +136,15 @@ pub(super) fn encode(definition: &'static Definition, extra: Extra) -> Instructi
     instruction
 }
 
-/// The lane that results are looked at in, and one that is off.
+/// The lane whose results are checked, and an inactive one.
 pub(super) const LANE: usize = 5;
 pub(super) const OFF_LANE: usize = 6;
-/// What registers hold that nobody should touch.
+/// The contents of registers that nothing should touch.
 pub(super) const UNTOUCHED: u32 = 0xdead_beef;
 /// Rounding to nearest even, denormals kept, NaN clamped to zero.
 pub(super) const MODE: u32 = 0x1f0;
 
-/// A wave with two lanes on, in which every register holds [`UNTOUCHED`].
+/// A wave with two active lanes, in which every register holds [`UNTOUCHED`].
 pub(super) fn wave() -> Wave {
     let mut wave = Wave {
         scalars: [UNTOUCHED; 128],
@@ -182,14 +184,15 @@ pub(super) fn put_sources(wave: &mut Wave, sources: &[u64]) {
     }
 }
 
-/// The encodings of an instruction by its name.
+/// The encodings of an instruction, by name.
 pub(super) fn forms(name: &str) -> impl Iterator<Item = &'static Definition> + '_ {
     let found: Vec<_> = definitions().iter().filter(move |definition| definition.base_name() == name).collect();
     assert!(!found.is_empty(), "{name} is not an instruction");
     found.into_iter()
 }
 
-/// The form in which an instruction is known, if it is: of hardware registers the mode register, of messages the interrupt.
+/// The form in which an instruction is known, if it is: for hardware registers the mode register, for messages the
+/// interrupt.
 fn known_form(definition: &Definition) -> Extra {
     let special = definition.mnemonic.contains("reg_") || definition.mnemonic == "s_sendmsg";
     Extra { words: [special as u32, 0] }
@@ -211,7 +214,7 @@ fn tested() -> BTreeSet<&'static str> {
     tables.into_iter().flatten().collect()
 }
 
-/// No instruction is implemented without a test; the tables of these tests are the list of them.
+/// No instruction is implemented without a test; the tables of these tests list them.
 #[test]
 fn every_implemented_instruction_has_a_row_in_a_table() {
     let (tested, implemented) = (tested(), implemented());

@@ -11,7 +11,7 @@ const MINUS_1: u64 = ONES;
 const LEAST: u64 = 0x8000_0000;
 const MOST: u64 = 0x7fff_ffff;
 
-/// Name, sources, SCC before; result, and SCC after (`None` where it stays).
+/// Name, sources, SCC before; result, and SCC after (`None` if it stays).
 type Row = (&'static str, [u64; 2], bool, u64, Option<bool>);
 
 const fn sets(name: &'static str, sources: [u64; 2], result: u64, scc: bool) -> Row {
@@ -89,7 +89,7 @@ const OLD_DESTINATION: &[Row] = &[
     keeps("s_bitset0_b64", [32, 0], 0xdead_beee_dead_beef), keeps("s_bitset1_b64", [36, 0], 0xdead_beff_dead_beef),
 ];
 
-/// Comparisons: name, sources, whether they hold.
+/// Comparisons: name, sources, whether they are true.
 #[rustfmt::skip]
 const COMPARISONS: &[(&str, u64, u64, bool)] = &[
     ("s_cmp_eq_i32", 5, 5, true), ("s_cmp_eq_u32", 5, 6, false), ("s_cmp_lg_i32", 5, 6, true), ("s_cmp_lg_u32", 5, 5, false),
@@ -101,7 +101,7 @@ const COMPARISONS: &[(&str, u64, u64, bool)] = &[
     ("s_bitcmp0_b32", 4, 33, true), ("s_bitcmp1_b32", 4, 34, true), ("s_bitcmp0_b64", 1 << 40, 40, false), ("s_bitcmp1_b64", 1 << 40, 40, true),
 ];
 
-/// Comparisons with a 16-bit constant, which has a sign or none.
+/// Comparisons with a 16-bit constant, signed or unsigned.
 #[rustfmt::skip]
 const CONSTANT_COMPARISONS: &[(&str, u64, u16, bool)] = &[
     ("s_cmpk_eq_i32", MINUS_1, 0xffff, true), ("s_cmpk_eq_u32", MINUS_1, 0xffff, false), ("s_cmpk_eq_u32", 0xffff, 0xffff, true),
@@ -285,7 +285,7 @@ fn constants() {
 fn masks_of_lanes() {
     for &(name, exec, source, after) in MASKS {
         let mut wave = wave();
-        // The upper half of the wide ones has the same bits, the narrow ones leave it alone.
+        // The upper half of the wide ones has the same bits; the narrow ones leave it unchanged.
         let wide = name.ends_with("_b64");
         let both = |bits: u32| bits as u64 | if wide { (bits as u64) << 32 } else { (UNTOUCHED as u64) << 32 };
         put_sources(&mut wave, &[both(source)]);
@@ -373,11 +373,11 @@ fn the_mode_register() {
         execute(&mut wave, "s_getreg_b32", constant(15 | offset << 6 | 15 << 11));
         assert_eq!(wave.scalar(DESTINATION as u8) << 16, aperture);
     }
-    // The cycles, register 29, of which there are 20 bits.
+    // The cycles, register 29, which has 20 bits.
     wave.executed = 0x12_3456;
     execute(&mut wave, "s_getreg_b32", constant(29 | 31 << 11));
     assert_eq!(wave.scalar(DESTINATION as u8), 0x2_3456);
-    // A register that is not there is not guessed at.
+    // A register that does not exist is not guessed.
     let instruction = encode(forms("s_getreg_b32").next().unwrap(), constant(4));
     assert!(ScalarOperation::of(&instruction).is_none());
 }

@@ -1,13 +1,13 @@
-//! Which sources agree about each instruction that is implemented: `docs/internals/emulator-sources.md` is generated from here.
+//! Which sources agree about each implemented instruction: `docs/internals/emulator-sources.md` is generated here.
 //!
-//! What other crates' tests saw is in files which those tests hold against what they see.
-//! `UPDATE_DOCS=1 cargo test -p unhang-emulator sources` writes the page.
+//! Files hold what the tests of other crates saw; those tests check the files. `UPDATE_DOCS=1 cargo test -p
+//! unhang-emulator sources` writes the page.
 
 use std::collections::BTreeSet;
 
 use super::implemented;
 
-/// A source: its column, what it says of an instruction, and the names.
+/// A source: its column, what it says about an instruction, and the names.
 struct Source {
     column: &'static str,
     meaning: &'static str,
@@ -41,10 +41,10 @@ fn sources() -> [Source; 4] {
     ]
 }
 
-/// Facts about buffers that no single instruction has, and where they are written.
+/// Facts about buffers that belong to no single instruction, and their sources.
 const BUFFERS: &[(&str, &str, &str)] = &[
     (
-        "The fields of a descriptor: base, stride and swizzle enable in words 0 and 1, NUM_RECORDS in word 2, selections, format, index \
+        "The fields of a descriptor: base, stride and swizzle enable in words 0 and 1; NUM_RECORDS in word 2; selections, format, index \
          stride, add-tid, resource level and OOB_SELECT in word 3",
         "Mesa, `src/amd/common/ac_descriptors.c` (`ac_build_buffer_descriptor`); LLVM, `mlir/lib/Conversion/AMDGPUToROCDL/AMDGPUToROCDL.cpp` \
          (`makeBufferRsrc`)",
@@ -71,7 +71,7 @@ const BUFFERS: &[(&str, &str, &str)] = &[
     (
         "The scalar offset is not swizzled, and checked in raw buffers alone: out of range is offset ≥ NUM_RECORDS − scalar offset",
         "AMD, \"Vega Instruction Set Architecture\", \"Range Checking\", for raw buffers. Not agreed: LLVM, `SIISelLowering.h` \
-         (`splitBufferOffsets`), reckons with no check, MLIR's AMDGPU dialect says that there may be one on some chips. rocBLAS 4.4's sgemm \
+         (`splitBufferOffsets`), assumes no check; MLIR's AMDGPU dialect says that there may be one on some chips. rocBLAS 4.4's sgemm \
          for gfx1030 (`MT32x32x16`, m 1024, n 32, k 27) reads past its matrices without it",
         "`the_scalar_offset_is_checked_in_raw_buffers_alone`",
     ),
@@ -88,8 +88,20 @@ const BUFFERS: &[(&str, &str, &str)] = &[
     ),
     (
         "Scalar loads find NUM_RECORDS × stride bytes, or NUM_RECORDS without a stride; OOB_SELECT is not read",
-        "AMD, \"RDNA Instruction Set Architecture\", \"Scalar Memory Reads\"",
+        "AMD, \"RDNA3 Instruction Set Architecture\", \"Scalar Memory Reads\". The document of RDNA2 prints a size without \
+         the stride, against its own table of descriptors",
         "`scalar_loads_end_with_the_last_record`",
+    ),
+    (
+        "Of each part of a scalar load's address the two lowest bits count as zero. A sum of offsets below zero is undefined: a fault for \
+         buffers, for which compilers emit none",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Scalar Memory Addressing\"",
+        "`scalar_loads_are_of_aligned_words_behind_the_start`",
+    ),
+    (
+        "A descriptor of zeros stands for no buffer: loads give zeros, stores and atomics do nothing",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Buffer Resource\"",
+        "`an_unbound_buffer_gives_zeros_and_takes_nothing`",
     ),
     (
         "The format of `tbuffer_*` is the instruction's, with components in their order; that of `buffer_*_format_*` the descriptor's, with \
@@ -103,7 +115,7 @@ const BUFFERS: &[(&str, &str, &str)] = &[
         "`numbers_of_formats_are_those_of_llvm`, `elements_are_converted_by_their_format`",
     ),
     (
-        "With `lds` a lane's value goes to M0[15:0] + offset + 4 × lane",
+        "With `lds` a lane's value goes to M0[15:0] + offset + 4 × lane; of typed loads only `format_x` has this form",
         "AMD, \"RDNA Instruction Set Architecture\", \"Memory Buffer Load to LDS\"",
         "`loads_to_local_memory`",
     ),
@@ -135,14 +147,38 @@ const BUFFERS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The facts about buffers as a table.
-fn buffers_page() -> String {
-    let rows: String = BUFFERS.iter().map(|(fact, place, tests)| format!("| {fact} | {place} | {tests} |\n")).collect();
+/// Facts about lanes that exchange values, and their sources.
+const LANES: &[(&str, &str, &str)] = &[
+    (
+        "Data-parallel permutation (DPP) exchanges lanes of source 0; of `v_subrev_nc_u32`, `v_subrev_co_ci_u32`, `v_lshlrev_b32`, \
+         `v_lshrrev_b32` and `v_ashrrev_i32`, lanes of source 1. Reversed subtractions of floats exchange source 0",
+        "Mesa, commit 140ca3bb50a (2026-01-27, merge request 39516): measured on GFX10.3 and GFX12. LLVM, pull request 216835 (2026-08-17, \
+         by AMD): subtractions on every chip, shifts before GFX11. AMD's documents name source 0 for all",
+        "`reversed_integer_operations_exchange_lanes_of_their_second_source`",
+    ),
+    (
+        "`ds_swizzle_b32` has four modes. 0xe000 and up reorders as a fast Fourier transform does, 0xc000 and up rotates, 0x8000 and up \
+         permutes four lanes. The rest combines and, or and xor",
+        "AMD, \"Vega Instruction Set Architecture\", and Mesa, `src/amd/compiler/README-ISA.md`: GFX8 has all four already. The examples \
+         are those of \"RDNA4 Instruction Set Architecture\"",
+        "`lanes_exchange_values`",
+    ),
+];
+
+fn table(facts: &[(&str, &str, &str)]) -> String {
+    let rows: String = facts.iter().map(|(fact, place, tests)| format!("| {fact} | {place} | {tests} |\n")).collect();
+    format!("| fact | place | tests |\n|---|---|---|\n{rows}")
+}
+
+/// The facts that belong to no single instruction, as tables.
+fn facts_page() -> String {
     format!(
         "\n## Buffers\n\nWhat descriptors do, and where it is written. Not modelled: the resource level, the type, cache \
              swizzling, residency (`tfe`). Tests are those of `instruction_tests/buffers.rs`; they run the fast path too, where that \
-             takes the access. Images are declined (emulator-declined.md).\n\n\
-             | fact | place | tests |\n|---|---|---|\n{rows}"
+             takes the access. Images are declined (emulator-declined.md).\n\n{}\n## Lanes\n\nHow lanes exchange values, where that is \
+             not what one would expect. Tests are those of `instruction_tests/vector.rs` and `memory.rs`.\n\n{}",
+        table(BUFFERS),
+        table(LANES)
     )
 }
 
@@ -162,8 +198,8 @@ fn page() -> String {
         implemented.iter().filter(|name| sources[2..].iter().any(|source| source.names.contains(*name))).count();
     page += &format!("\nFor {computed} of them a source other than our own reading says what they compute: ");
     page += "LLVM folds them alike, or they are in the code of programs whose results agreed.\n\nLibraries' own tests on the emulated card \
-             (`make test-rocm`) have no column: the card counts instructions by unit and not by name, since counting names takes the \
-             plain path, on which those tests would take many times as long.\n\n| instruction |";
+             (`make test-rocm`) have no column: the card counts instructions by unit and not by name. Counting names takes the \
+             plain path, on which those tests would be many times slower.\n\n| instruction |";
     sources.iter().for_each(|source| page += &format!(" {} |", source.column));
     page += &format!("\n|---|{}\n", "---|".repeat(sources.len()));
     for name in &implemented {
@@ -171,7 +207,7 @@ fn page() -> String {
         sources.iter().for_each(|source| page += if source.names.contains(name) { " yes |" } else { " |" });
         page += "\n";
     }
-    super::in_lines(&(page + &buffers_page()))
+    super::in_lines(&(page + &facts_page()))
 }
 
 #[test]
@@ -187,7 +223,8 @@ fn the_table_of_sources_is_the_one_in_the_documentation() {
     );
 }
 
-/// Every instruction has a source other than our own reading, if only for its encoding, or stands here with a reason.
+/// Every instruction has a source other than our own reading, if only for its encoding, or is listed here with a
+/// reason.
 #[test]
 fn every_instruction_has_a_second_source() {
     const ALONE: &[(&str, &str)] = &[("s_wakeup", "LLVM writes it with no constant; it does nothing here")];

@@ -11,7 +11,7 @@ use crate::float::FloatMode;
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, LANES, M0, VCC, Wave};
 
-/// Every comparison that there is.
+/// Every comparison.
 fn comparisons() -> Vec<&'static str> {
     let wanted: Vec<String> = CONDITIONS
         .iter()
@@ -42,7 +42,7 @@ fn result(wave: &Wave, register: u32, wide: bool) -> u64 {
     if wide { low | high << 32 } else { low }
 }
 
-/// Runs every form of a function and returns what is in the destination, 64 bits where it is so wide.
+/// Runs every form of a function and returns the contents of the destination, with 64 bits if it is wide.
 fn run_forms(name: &str, sources: [u64; 3], mode: FloatMode) -> Vec<(&'static str, u64)> {
     let mut found = Vec::new();
     for definition in forms(name) {
@@ -72,7 +72,7 @@ fn accumulates(name: &str) -> bool {
     name.contains("mac") || name.starts_with("v_dot2c") || name.starts_with("v_dot4c")
 }
 
-/// Whether a result has 16 bits, beside which the register stays as it was.
+/// Whether a result has 16 bits, so that the rest of the register stays.
 fn is_half(name: &str) -> bool {
     let whole = [
         "v_cvt_f32",
@@ -120,7 +120,7 @@ fn approximate_functions_are_shifted_by_what_the_card_promises() {
             Some("f16") => (0x7c00, 1),
             _ => (0x7f80_0000, 1),
         };
-        // Powers of two are what the documentation gives for examples.
+        // The documentation's examples are powers of two.
         let is_power =
             value & (exponent & exponent.wrapping_neg()).wrapping_sub(1) == 0 && exponent != 0x7ff0_0000_0000_0000;
         let special = value & exponent == 0 || value & exponent == exponent || is_power;
@@ -133,18 +133,18 @@ fn approximate_functions_are_shifted_by_what_the_card_promises() {
             }
         }
     }
-    // A number that was rounded up is not moved further up: 1/3 in single precision is more than a third.
+    // A number that was rounded up does not move further up: 1/3 in single precision is more than a third.
     let third = |perturbation| run_forms("v_rcp_f32", [f(3.0), 0, 0], mode(perturbation))[0].1;
     let near = f(1.0 / 3.0);
     let found = [Perturbation::None, Perturbation::Up, Perturbation::Down].map(third);
     assert_eq!(found, [near, near, near - 1]);
-    // Nothing else is moved.
+    // Nothing else moves.
     for (_, found) in run_forms("v_mul_f32", [f(3.0), f(3.0), 0], mode(Perturbation::Up)) {
         assert_eq!(found, f(9.0));
     }
 }
 
-/// Half precision and wide results round in their own way; the functions' exactness is tested in `float`.
+/// Half precision and wide results round in their own way; `float` tests whether the functions are exact.
 #[test]
 fn functions_follow_the_mode() {
     let with = |bits: u32| FloatMode::from_bits(bits, Perturbation::None);
@@ -184,7 +184,8 @@ fn functions_follow_the_mode() {
         [smallest - 0x40_0000, smallest - 0x40_0000, 0, 0]
     );
     assert_eq!([0xf0, 0xe0].map(|bits| run("v_mul_f32", [denormal, f(1e10), 0], bits)), [f(1e-40 * 1e10), 0]);
-    // The first is what a real RX 5500 XT gave, where its owner expected the second (vosen/ZLUDA issue 335, 2025-02-19).
+    // The first is what a real RX 5500 XT returned, where its owner expected the second (vosen/ZLUDA issue 335,
+    // 2025-02-19).
     let halved = [0xf0, 0xc0].map(|bits| run("v_mul_f32", [0x8040_0000, f(0.5), 0], bits));
     assert_eq!(halved, [0x8020_0000, 0x8000_0000]);
     assert_eq!([0xf0, 0xb0, 0x70, 0x30].map(|bits| run("v_add_f16", [1, 0, 0], bits) & 0xffff), [1, 0, 0, 0]);
@@ -301,7 +302,7 @@ fn carries() {
     }
 }
 
-/// The bits that say that the upper result takes the upper halves.
+/// The bits that make the upper result use the upper halves.
 const UPPER_HALVES: [u32; 2] = [1 << 14, 3 << 27];
 
 #[test]
@@ -398,7 +399,7 @@ fn modifiers_of_the_long_form() {
     assert_eq!(run(half, &sources, [2 << 11, 0]), old & 0xffff_0000 | 0x4500, "upper half of the second source");
     assert_eq!(run(half, &sources, [8 << 11, 0]), old & 0xffff | H_3 << 16, "into the upper half");
     assert_eq!(run(half, &sources, [0, 1 << 29]), old & 0xffff_0000 | H_1, "negated half");
-    // What does not saturate is not known with that bit, and it is not ignored either.
+    // An instruction that does not saturate is unknown with that bit; the bit is not ignored.
     let whole = forms("v_mul_lo_u32").find(|definition| definition.format == Format::Vop3).unwrap();
     assert!(matches!(Semantics::of(&encode(whole, Extra { words: [1 << 15, 0] })), Semantics::Unsupported));
 }
@@ -409,7 +410,7 @@ fn parts_of_registers() {
     let run = |words: u32| {
         let mut wave = wave();
         put_sources(&mut wave, &[0x8122_4384, 0x0010_2030]);
-        // Source 0 names the second word, in which it is the register of the first source.
+        // Source 0 refers to the second word, which holds the register of the first source.
         let mut instruction = encode(add, Extra::default()).first_word();
         instruction = instruction & !0x1ff | 249;
         let bytes: Vec<u8> = [instruction, words | SOURCES[0]].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -461,21 +462,21 @@ fn permutations_within_rows() {
         assert_eq!(rows(0x141)[lane] as usize, lane ^ 7, "row_half_mirror");
         assert_eq!(rows(0x153)[lane] as usize, row + 3, "row_share:3");
         assert_eq!(rows(0x163)[lane] as usize, lane ^ 3, "row_xmask:3");
-        // Outside of the row is zero with bound_ctrl.
+        // With bound_ctrl, lanes outside the row read zero.
         assert_eq!(
             run(250, 0x112 << 8 | EVERYWHERE | 1 << 19, ALL)[lane],
             if place >= 2 { lane as u32 - 2 } else { 0 }
         );
-        // Rows and banks that are not meant stay as they are.
+        // Rows and banks that are masked out stay unchanged.
         let expected = if row == 0 { lane as u32 ^ 3 } else { UNTOUCHED };
         assert_eq!(run(250, 0b00_01_10_11 << 8 | 0x1f << 24, ALL)[lane], expected, "row_mask");
         let expected = if place < 4 { lane as u32 ^ 3 } else { UNTOUCHED };
         assert_eq!(run(250, 0b00_01_10_11 << 8 | 0xf1 << 24, ALL)[lane], expected, "bank_mask");
-        // Eight lanes: each takes from the next but one.
+        // Eight lanes: each reads the lane two places further.
         let selects = (0..8).fold(0, |bits, place| bits | ((place + 2) % 8) << (8 + place * 3));
         assert_eq!(run(233, selects, ALL)[lane] as usize, lane & !7 | (lane + 2) & 7, "dpp8");
     }
-    // Carries follow the same masks: a lane that is not meant keeps its register and has no carry.
+    // Carries follow the same masks: a masked lane keeps its register and has no carry.
     let add = forms("v_add_co_ci_u32").find(|definition| definition.format == Format::Vop2).unwrap();
     let mut wave = wave();
     wave.scalars[EXEC] = ALL;
@@ -494,10 +495,56 @@ fn permutations_within_rows() {
         assert_eq!(wave.vector_lane(DESTINATION as usize, lane), expected, "lane {lane}");
         assert_eq!(wave.scalars[VCC] >> lane & 1 == 1, written, "carry of lane {lane}");
     }
-    // An inactive lane is not read from, unless that is asked for.
+    // An inactive lane is not read, unless that is requested.
     let off = ALL ^ 1 << 1;
     assert_eq!(run(250, 0b00_01_10_11 << 8 | EVERYWHERE, off)[2], UNTOUCHED);
     assert_eq!(run(250, 0b00_01_10_11 << 8 | EVERYWHERE | 1 << 18, off)[2], 1);
+}
+
+/// Reversed integer operations: their operands are turned around before lanes are exchanged, so that the second is
+/// exchanged. Reversed subtractions of floats are additions, and exchange the first.
+#[test]
+fn reversed_integer_operations_exchange_lanes_of_their_second_source() {
+    type Operation = fn(u32, u32) -> u32;
+    let first = |lane: usize| lane as u32 % 5 + 1;
+    let second = |lane: usize| 0x8000_0000 | (lane as u32) << 9;
+    let cases: [(&str, bool, Operation); 8] = [
+        ("v_subrev_nc_u32", true, |a, b| b.wrapping_sub(a)),
+        ("v_subrev_co_ci_u32", true, |a, b| b.wrapping_sub(a)),
+        ("v_lshlrev_b32", true, |a, b| b << a),
+        ("v_lshrrev_b32", true, |a, b| b >> a),
+        ("v_ashrrev_i32", true, |a, b| (b as i32 >> a) as u32),
+        ("v_sub_nc_u32", false, |a, b| a.wrapping_sub(b)),
+        ("v_add_nc_u32", false, |a, b| a.wrapping_add(b)),
+        ("v_subrev_f32", false, |a, b| (f32::from_bits(b) - f32::from_bits(a)).to_bits()),
+    ];
+    for (name, reversed, operation) in cases {
+        let definition = forms(name).find(|definition| definition.format == Format::Vop2).unwrap();
+        // quad_perm:[3,2,1,0]; the same by eight lanes; and a row less one lane, which keeps its register.
+        let quads = (250, 0b00_01_10_11 << 8 | 0xff << 24);
+        let eights = (233, (0..8).fold(0, |bits, place| bits | (place ^ 3) << (8 + place * 3)));
+        let shifted = (250, 0x111 << 8 | 0xff << 24);
+        for (form, control) in [quads, eights, shifted] {
+            let mut wave = wave();
+            wave.scalars[EXEC] = u32::MAX;
+            wave.scalars[VCC] = 0;
+            wave.vectors[SOURCES[0] as usize] = std::array::from_fn(first);
+            wave.vectors[SOURCES[1] as usize] = std::array::from_fn(second);
+            let words = [encode(definition, Extra::default()).first_word() & !0x1ff | form, control | SOURCES[0]];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let instruction = unhang_isa::decode(&bytes, unhang_isa::Chip::Gfx1010).unwrap();
+            wave.run_vector(&instruction, Semantics::of(&instruction)).unwrap();
+            for lane in 0..LANES {
+                let from =
+                    if control == shifted.1 { lane.checked_sub(1).filter(|_| lane % 16 != 0) } else { Some(lane ^ 3) };
+                let expected = from.map_or(UNTOUCHED, |from| match reversed {
+                    true => operation(first(lane), second(from)),
+                    false => operation(first(from), second(lane)),
+                });
+                assert_eq!(wave.vector_lane(DESTINATION as usize, lane), expected, "{name}, {form}, lane {lane}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -547,7 +594,7 @@ fn lanes_and_masks() {
     assert_eq!((result(&wave, DESTINATION, false), wave.vector_lane(second, LANE)), (100 + LANE as u64, 3));
     assert_eq!(wave.vector_lane(second, OFF_LANE), 100 + OFF_LANE as u32);
 
-    // Each lane takes the lane of its row that four bits name; the other row in the second instruction.
+    // Each lane reads the lane of its row that four bits select; in the second instruction, from the other row.
     for (name, across) in [("v_permlane16_b32", 0), ("v_permlanex16_b32", 16)] {
         let mut wave = lanes();
         wave.scalars[EXEC] = u32::MAX;
@@ -556,7 +603,7 @@ fn lanes_and_masks() {
             wave.scalars[register as usize] = value;
             wave.vectors[register as usize] = [value; LANES];
         }
-        // Integers have no signs: clang 15 sets these bits all the same.
+        // Integers have no signs; clang 15 sets these bits nevertheless.
         execute(&mut wave, one(name), Extra { words: [7 << 8, 7 << 29] });
         for lane in 0..LANES {
             let select = (low as u64 | (high as u64) << 32) >> ((lane & 15) * 4) & 15;

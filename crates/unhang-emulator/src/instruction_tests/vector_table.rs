@@ -1,4 +1,4 @@
-//! What vector instructions compute, as the documentation of the instruction set has it: name, sources, result.
+//! What vector instructions compute, according to the documentation of the instruction set: name, sources, result.
 
 pub(super) const ONES: u64 = u32::MAX as u64;
 pub(super) const LEAST: u64 = 0x8000_0000;
@@ -11,7 +11,7 @@ pub(super) const fn d(value: f64) -> u64 {
     value.to_bits()
 }
 
-/// Half precision: the ones that the tables need.
+/// Half precision: the values that the tables need.
 pub(super) const H_1: u64 = 0x3c00;
 pub(super) const H_2: u64 = 0x4000;
 pub(super) const H_3: u64 = 0x4200;
@@ -45,12 +45,12 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_cvt_pknorm_i16_f16", [H_1, H_MINUS_1, 0], 0x8001_7fff), ("v_cvt_pknorm_u16_f16", [H_HALF, H_MINUS_1, 0], 0x8000), ("v_cvt_norm_i16_f16", [H_1, 0, 0], 0x7fff), ("v_cvt_norm_u16_f16", [H_HALF, 0, 0], 0x8000),
     ("v_cvt_off_f32_i4", [8, 0, 0], f(-0.5)), ("v_cvt_off_f32_i4", [7, 0, 0], f(0.4375)),
     ("v_dot2c_f32_f16", [H_2 | H_3 << 16, H_4 | H_HALF << 16, f(1.0)], f(10.5)), ("v_dot4c_i32_i8", [0xff02_8003, 0x0102_0304, 369], 0),
-    // Infinity has no fraction; a quotient that overflowed comes as NaN.
+    // Infinity has no fraction; a quotient that overflowed arrives as NaN.
     ("v_fract_f32", [f(f32::INFINITY), 0, 0], f(f32::NAN)), ("v_fract_f32", [f(f32::NAN), 0, 0], f(f32::NAN)), ("v_fract_f32", [f(-1e-20), 0, 0], f(1.0 - f32::EPSILON / 2.0)),
     ("v_fract_f16", [H_INFINITY, 0, 0], H_NAN), ("v_fract_f16", [H_NAN, 0, 0], H_NAN), ("v_fract_f64", [d(f64::NEG_INFINITY), 0, 0], d(f64::NAN)), ("v_fract_f64", [d(f64::NAN), 0, 0], d(f64::NAN)),
     ("v_div_fixup_f32", [f(f32::NAN), f(1.1754944e-38), f(7.378698e19)], f(f32::INFINITY)), ("v_div_fixup_f32", [f(f32::NAN), f(-1.1754944e-38), f(7.378698e19)], f(f32::NEG_INFINITY)),
     ("v_div_fixup_f64", [d(f64::NAN), d(f64::MIN_POSITIVE), d(1e300)], d(f64::INFINITY)), ("v_div_fixup_f16", [H_NAN, 0x0400, 0x7bff], H_INFINITY),
-    // One rounding of a denormal result, in whatever steps the power is applied.
+    // One rounding of a denormal result, whatever steps the power is applied in.
     ("v_ldexp_f64", [d(1.0) | 1, (-1074i32) as u32 as u64, 0], 1), ("v_ldexp_f64", [d(1.5), (-1075i32) as u32 as u64, 0], 1), ("v_ldexp_f64", [d(1.0), (-1075i32) as u32 as u64, 0], 0),
     ("v_ldexp_f64", [0x3552_0000_0000_0001, (-902i32) as u32 as u64, 0], 5), ("v_ldexp_f64", [1, 2097, 0], d(8.98846567431158e307)), ("v_ldexp_f64", [d(1.0), 1024, 0], d(f64::INFINITY)),
     // Conversions: saturating, NaN to zero, towards zero or as the mode rounds.
@@ -90,7 +90,7 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_min_f64", [d(f64::NAN), d(-3.0), 0], d(-3.0)), ("v_max_f64", [d(5.0), d(-3.0), 0], d(5.0)),
     ("v_floor_f64", [d(-2.1), 0, 0], d(-3.0)), ("v_ceil_f64", [d(2.1), 0, 0], d(3.0)), ("v_trunc_f64", [d(-2.7), 0, 0], d(-2.0)), ("v_rndne_f64", [d(2.5), 0, 0], d(2.0)), ("v_fract_f64", [d(-0.25), 0, 0], d(0.75)),
     ("v_frexp_exp_i32_f64", [d(8.0), 0, 0], 4), ("v_frexp_mant_f64", [d(-12.0), 0, 0], d(-0.75)), ("v_ldexp_f64", [d(1.5), i(-3), 0], d(0.1875)), ("v_ldexp_f64", [1823 << 52 | 1 << 51, i(-1100), 0], 723 << 52 | 1 << 51), ("v_ldexp_f64", [d(1.0), i(-1074), 0], 1),
-    // 53 bits of 2/π each; the numbers were computed by Machin's formula in integers. Behind bit 1201 there are none.
+    // 53 bits of 2/π each; the numbers were computed by Machin's formula in integers. There are none after bit 1201.
     ("v_trig_preop_f64", [d(1.0), 0, 0], 0x3fe4_5f30_6dc9_c882), ("v_trig_preop_f64", [d(1.0), 1, 0], 0x3c94_a7f0_9d5f_47d4), ("v_trig_preop_f64", [d(1.0), 34, 0], 0x394a_6ee0_6db1_4acc),
     ("v_trig_preop_f64", [d(1e22), 0, 0], 0x3e8b_7272_20a9_4fe0), ("v_trig_preop_f64", [d(-1e22), 1, 0], 0x3b43_abe8_fa9a_6ee0), ("v_trig_preop_f64", [d(1e300), 0, 0], 0x0d0f_516b_a93d_d63f),
     ("v_trig_preop_f64", [d(1.0), 19, 0], 0x00ff_17b3_d073_9f78), ("v_trig_preop_f64", [d(1.0), 23, 0], 0),
@@ -98,7 +98,7 @@ pub(super) const FUNCTIONS: &[Row] = &[
     // Half precision.
     ("v_add_f16", [H_1, 0x1000, 0], H_1), ("v_add_f16", [1, 1, 0], 2), ("v_sub_f16", [H_3, H_1, 0], H_2), ("v_subrev_f16", [H_3, H_1, 0], H_MINUS_2), ("v_mul_f16", [H_2, H_HALF, 0], H_1),
     ("v_min_f16", [H_NAN, H_3, 0], H_3), ("v_max_f16", [H_1, H_3, 0], H_3), ("v_min3_f16", [H_4, H_1, H_3], H_1), ("v_max3_f16", [H_4, H_1, H_3], H_4), ("v_med3_f16", [H_4, H_1, H_3], H_3),
-    // 3 · (1/3 rounded down) - 1 is exact in an fma only.
+    // 3 · (1/3 rounded down) - 1 is exact only in an fma.
     ("v_fma_f16", [H_3, 0x3555, H_MINUS_1], 0x8c00), ("v_fmac_f16", [H_3, 0x3555, H_MINUS_1], 0x8c00), ("v_fmamk_f16", [H_2, H_2, H_MINUS_1], H_3), ("v_fmaak_f16", [H_2, H_2, H_MINUS_1], H_3),
     ("v_floor_f16", [H_MINUS_2_5, 0, 0], 0xc200), ("v_ceil_f16", [H_2_5, 0, 0], H_3), ("v_trunc_f16", [H_MINUS_2_5, 0, 0], H_MINUS_2), ("v_rndne_f16", [H_2_5, 0, 0], H_2), ("v_fract_f16", [H_2_5, 0, 0], H_HALF),
     ("v_ldexp_f16", [H_1, 2, 0], H_4), ("v_ldexp_f16", [H_1, 0xfffe, 0], 0x3400), ("v_frexp_exp_i16_f16", [H_4, 0, 0], 3), ("v_frexp_mant_f16", [H_3, 0, 0], 0x3a00), ("v_div_fixup_f16", [H_2, 0, H_MINUS_1], 0xfc00), ("v_div_fixup_f16", [H_2, H_1, H_MINUS_1], H_MINUS_2),
@@ -120,7 +120,7 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_min3_u16", [5, 0xffff, 7], 5), ("v_max3_u16", [5, 0xffff, 7], 0xffff), ("v_med3_u16", [5, 0xffff, 7], 7), ("v_min3_i16", [5, 0xffff, 7], 0xffff), ("v_max3_i16", [5, 0xffff, 7], 7), ("v_med3_i16", [5, 0xffff, 7], 5),
 ];
 
-/// Approximate functions at places where the result is known; checked to one unit in the last place when shifted.
+/// Approximate functions at arguments with a known result; checked to one unit in the last place when perturbed.
 #[rustfmt::skip]
 pub(super) const APPROXIMATE: &[Row] = &[
     ("v_exp_f32", [f(10.0), 0, 0], f(1024.0)), ("v_exp_f32", [f(-200.0), 0, 0], 0), ("v_log_f32", [f(0.125), 0, 0], f(-3.0)), ("v_log_f32", [f(0.0), 0, 0], f(f32::NEG_INFINITY)),
@@ -186,7 +186,7 @@ pub(super) const OTHERS: &[&str] = &[
     "v_fma_mixhi_f16",
 ];
 
-/// The conditions, by the outcomes for which they hold: less, equal, greater, unordered.
+/// The conditions, by the outcomes for which they are true: less, equal, greater, unordered.
 pub(super) const CONDITIONS: &[(&str, [bool; 4])] = &[
     ("f", [false; 4]),
     ("lt", [true, false, false, false]),

@@ -10,7 +10,7 @@ use crate::float::{
 use crate::two_over_pi;
 use crate::wave::{LANES, Lanes, Type};
 
-/// The minimum as the hardware has it: a NaN gives way to a number, and -0 is less than +0.
+/// The hardware's minimum: a number is preferred to a NaN, and -0 is less than +0.
 fn minimum(a: f64, b: f64) -> f64 {
     if a.is_nan() {
         b
@@ -48,7 +48,7 @@ fn to_signed(value: f64) -> u64 {
     value as i32 as u32 as u64
 }
 
-/// What is above the next lower whole number, kept below one; infinity and NaN have no such part.
+/// The part above the next lower integer, kept below one; infinity and NaN have no such part.
 fn fraction(value: f64, largest: f64) -> f64 {
     if value.is_infinite() {
         return f64::NAN;
@@ -57,13 +57,13 @@ fn fraction(value: f64, largest: f64) -> f64 {
     if part > largest { largest } else { part }
 }
 
-/// Sine and cosine take turns, not radians, and not more than 256 of them.
+/// Sine and cosine take turns, not radians, and at most 256 of them.
 fn turn(value: f64) -> f64 {
     if value.abs() > 256.0 { 0.0 } else { value.fract() * std::f64::consts::TAU }
 }
 
-/// The sine of this many quarters of a turn, if that is an integer: exact, as LLVM folds it and as the documentation's
-/// examples have it.
+/// The sine of this many quarters of a turn, if that is an integer: exact, as LLVM folds it and as in the
+/// documentation's examples.
 fn quarters(value: f64, shift: i64) -> Option<f64> {
     let quarters = value * 4.0;
     let exact = value != 0.0 && value.abs() <= 256.0 && quarters == quarters.floor();
@@ -89,9 +89,9 @@ fn multiply(a: f32, b: f32, mode: FloatMode) -> u64 {
     rounded_single(a * b, [exact, 0f64.copysign(exact)], mode)
 }
 
-/// a·b + c of a whole register. A product of two singles is exact in double precision, so a sum that is rounded there and
-/// then to single precision is wrong only if the first rounding ends in the middle between two singles, or if the result
-/// is denormal: then every lane is computed anew.
+/// a·b + c of a whole register. A product of two singles is exact in double precision. So a sum that is rounded there,
+/// and then to single precision, is wrong only in two cases: the first rounding ends in the middle between two singles,
+/// or the result is denormal. Every lane is then computed again.
 fn fused_rows(a: &Lanes, b: &Lanes, c: &Lanes, mode: FloatMode) -> Lanes {
     const HALFWAY: u64 = 1 << 28;
     let mut results = [0; LANES];
@@ -113,9 +113,9 @@ fn fused_rows(a: &Lanes, b: &Lanes, c: &Lanes, mode: FloatMode) -> Lanes {
     results
 }
 
-/// A finite number other than zero as a mantissa from one half to one, and a power of two.
+/// A finite nonzero number as a mantissa from one half to one, and a power of two.
 fn frexp(value: f64) -> (f64, i32) {
-    // Denormals are brought into the range of normal numbers first.
+    // Denormals are first scaled into the range of normal numbers.
     let (value, shift) = if value.is_subnormal() { (value * 2f64.powi(64), 64) } else { (value, 0) };
     let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1022;
     let mantissa = f64::from_bits(value.to_bits() & !(0x7ff << 52) | 1022 << 52);

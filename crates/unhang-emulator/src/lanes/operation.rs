@@ -1,4 +1,4 @@
-//! What a function of one lane is, and the forms in which it is compiled from one body.
+//! A function of one lane, and the forms in which it is compiled from one body.
 
 use crate::float::FloatMode;
 use crate::host::Fast;
@@ -15,7 +15,7 @@ pub(crate) type RowFunction = fn(&Lanes, &Lanes, &Lanes, FloatMode) -> Lanes;
 pub(crate) struct LaneOperation {
     pub run: LaneFunction,
     pub rows: RowFunction,
-    /// `run` compiled for the host's vectors, for functions that are worth it.
+    /// `run` compiled for the host's vectors, for frequent functions.
     pub fast: Option<Fast>,
     pub sources: [Type; 3],
     pub result: Type,
@@ -43,7 +43,7 @@ pub(super) fn median<T: PartialOrd + Copy>(a: T, b: T, c: T) -> T {
 #[derive(Clone, Copy)]
 pub(crate) struct PackedOperation {
     pub run: LaneFunction,
-    /// What each half is.
+    /// The type of each half.
     pub half: Type,
     /// The old value of the destination is the third source.
     pub accumulates: bool,
@@ -83,8 +83,8 @@ macro_rules! op {
 }
 pub(crate) use op;
 
-/// A function of which kernels are full, compiled for the host's vectors too: of whole registers or of lanes of 64 bits. What does
-/// not name the mode computes the same in all of them.
+/// A frequent function, also compiled for the host's vectors, on whole registers or on 64-bit lanes. A body that does
+/// not name the mode computes the same in all modes.
 macro_rules! compiled {
     ($form:ident, $flushed:expr, $sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
         #[inline(always)]
@@ -107,7 +107,7 @@ macro_rules! compiled {
 }
 pub(crate) use compiled;
 
-/// A function of whole registers, compiled for the host's vectors too.
+/// A function of whole registers, also compiled for the host's vectors.
 macro_rules! hot {
     ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, _| $body:expr) => {
         $crate::lanes::operation::compiled!(Row, $crate::float::USUAL, $sources, $result, |$a, $b, $c, _| $body)
@@ -118,7 +118,7 @@ macro_rules! hot {
 }
 pub(crate) use hot;
 
-/// A function of lanes of 64 bits, compiled for the host's vectors too.
+/// A function of 64-bit lanes, also compiled for the host's vectors.
 macro_rules! wide {
     ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, _| $body:expr) => {
         $crate::lanes::operation::compiled!(Pairs, $crate::float::USUAL, $sources, $result, |$a, $b, $c, _| $body)
@@ -129,7 +129,7 @@ macro_rules! wide {
 }
 pub(crate) use wide;
 
-/// The same function with the old value of the destination as its third source.
+/// This function with the old value of the destination as its third source.
 pub(super) fn accumulate(operation: Option<LaneOperation>) -> Option<LaneOperation> {
     operation.map(|it| LaneOperation { accumulates: true, ..it })
 }

@@ -25,12 +25,12 @@ fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
     out
 }
 
-/// Bits, of which a float may be made.
+/// Bits, which may represent a float.
 #[rustfmt::skip]
 pub(super) fn bits(name: &str) -> Option<LaneOperation> {
     use Type::{Bits32 as B, Float32 as F};
     match name {
-        // The documentation lets it change a float's sign.
+        // The documentation allows it to change a float's sign.
         "v_mov_b32" => hot!([F, B, B], B, |a, _, _, _| a),
         "v_not_b32" => hot!([B; 3], B, |a, _, _, _| !a),
         "v_bfrev_b32" => hot!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),

@@ -1,8 +1,8 @@
-//! Stretches of memory behind addresses: the emulator's own, or the process's, which others use at the same time.
+//! Ranges of memory behind addresses: the emulator's own, or the process's, which others use at the same time.
 //!
-//! This is the crate's one room for raw pointers. Every access goes through [`Region::at`], which checks it against the
-//! region's size, and is made of relaxed atomic loads and stores: workgroups run in parallel and may share memory, and the
-//! host reads and writes while kernels run. More than that a card does not promise either.
+//! Only this module of the crate handles raw pointers to memory. Every access goes through [`Region::at`], which checks
+//! it against the region's size. Accesses are relaxed atomic loads and stores: workgroups run in parallel and may share
+//! memory, and the host reads and writes while kernels run. A card does not promise more either.
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -13,20 +13,20 @@ use super::storage::Storage;
 
 /// Memory of this process that a kernel may use, at an address of the device.
 pub struct HostRegion {
-    /// Where the device sees it.
+    /// Its address on the device.
     pub address: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// Where it is in this process.
+    /// Its address in this process.
     pub host: *mut u8,
     /// Whether kernels may write to it.
     pub writable: bool,
-    /// What keeps it alive. It is dropped when no snapshot of the memory holds the region any more, so that memory which
-    /// is freed while a kernel runs goes away when the kernel has ended.
+    /// Keeps it alive. It is dropped when no snapshot of the memory holds the region any more. So memory that is freed
+    /// while a kernel runs disappears when the kernel has ended.
     pub keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// A stretch of memory at an address.
+/// A range of memory at an address.
 #[derive(Clone)]
 pub(crate) struct Region {
     pub base: u64,
@@ -36,25 +36,25 @@ pub(crate) struct Region {
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory behind the pointer lives as long as `_keep`, whichever thread holds it, and is touched through atomic
-// accesses only.
+// SAFETY: the memory behind the pointer lives as long as `_keep`, whichever thread holds it, and is accessed only
+// through atomics.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region of the emulator's own memory, which must have that many bytes.
+    /// A region of the emulator's own memory. The storage must have that many bytes.
     pub(super) fn own(base: u64, size: u64, storage: Storage) -> Region {
         debug_assert!(size <= size_of_val(storage.words()) as u64);
         let host = NonNull::from(&storage.words()[0]).cast();
         Region { base, size, writable: true, host, _keep: Arc::new(storage) }
     }
 
-    /// A region of the process's own memory; `None` if it has no place, or would end behind the last address.
+    /// A region of the process's own memory; `None` if its pointer is null, or if it would end after the last address.
     ///
     /// # Safety
     ///
-    /// Until `keep` is dropped the memory must stay mapped, readable, and writable if it says so; nobody may hold Rust
+    /// Until `keep` is dropped, the memory must stay mapped, readable, and writable if it says so. Nobody may hold Rust
     /// references to it meanwhile.
     pub(super) unsafe fn host(region: HostRegion) -> Option<Region> {
         let HostRegion { address: base, size, host, writable, keep } = region;
@@ -62,14 +62,14 @@ impl Region {
         Some(Region { base, size, writable, host: NonNull::new(host)?, _keep: keep })
     }
 
-    /// The place of `size` bytes, if all of them are in the region.
+    /// A pointer to `size` bytes, if all of them are in the region.
     #[inline(always)]
     fn at(&self, offset: u64, size: u64) -> Option<*mut u8> {
         // SAFETY: the sum stays within the region, which is one mapping of `self.size` bytes.
         (offset <= self.size && size <= self.size - offset).then(|| unsafe { self.host.as_ptr().add(offset as usize) })
     }
 
-    /// The bytes from one offset to another, if all are there.
+    /// The bytes from one offset to another, if all are in the region.
     #[inline(always)]
     pub(super) fn bytes(&self, offset: u64, end: u64) -> Option<&[AtomicU8]> {
         let at = self.at(offset, end.checked_sub(offset)?)?;
@@ -77,7 +77,7 @@ impl Region {
         Some(unsafe { std::slice::from_raw_parts(at.cast::<AtomicU8>(), (end - offset) as usize) })
     }
 
-    /// The words from one offset to another, if all are there and aligned.
+    /// The words from one offset to another, if all are in the region and aligned.
     #[inline(always)]
     pub(super) fn words(&self, offset: u64, end: u64) -> Option<&[AtomicU32]> {
         let at = self.at(offset, end.checked_sub(offset)?).filter(|at| at.cast::<u32>().is_aligned())?;
@@ -89,7 +89,7 @@ impl Region {
     #[inline(always)]
     pub(super) fn load(&self, offset: u64, size: u32) -> Option<u32> {
         let at = self.at(offset, size as u64)?;
-        // SAFETY: `at` has made sure of the bytes; the alignment is asked for before each wider access.
+        // SAFETY: `at` checked the bytes; the alignment is checked before each wider access.
         unsafe {
             Some(match size {
                 4 if at.cast::<u32>().is_aligned() => AtomicU32::from_ptr(at.cast()).load(Ordering::Relaxed),
@@ -102,11 +102,11 @@ impl Region {
         }
     }
 
-    /// Stores `size` bytes (1, 2 or 4) if they are there.
+    /// Stores `size` bytes (1, 2 or 4) if they are in the region.
     #[inline(always)]
     pub(super) fn store(&self, offset: u64, size: u32, value: u32) -> Option<()> {
         let at = self.at(offset, size as u64)?;
-        // SAFETY: as for `load`; who calls has asked whether the region is writable.
+        // SAFETY: as for `load`; the caller checked that the region is writable.
         unsafe {
             match size {
                 4 if at.cast::<u32>().is_aligned() => AtomicU32::from_ptr(at.cast()).store(value, Ordering::Relaxed),
@@ -124,8 +124,8 @@ impl Region {
         Some(())
     }
 
-    /// Replaces 32 bits by a function of them in one step that the host and other queues see as one, and returns what
-    /// they were; `None` where they are not all there or not aligned.
+    /// Replaces 32 bits by a function of them, atomically for the host and other queues, and returns the old ones.
+    /// `None` if they are not all in the region, or not aligned.
     pub(super) fn update(&self, offset: u64, update: impl Fn(u32) -> u32) -> Option<u32> {
         let at = self.at(offset, 4).filter(|at| at.cast::<u32>().is_aligned())?;
         // SAFETY: in the region and aligned.
@@ -133,7 +133,7 @@ impl Region {
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old))).ok()
     }
 
-    /// Updates 64 bits in one step.
+    /// Updates 64 bits atomically.
     pub(super) fn update_wide(&self, offset: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
         let at = self.at(offset, 8).filter(|at| at.cast::<u64>().is_aligned())?;
         // SAFETY: in the region and aligned.
@@ -141,12 +141,12 @@ impl Region {
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old))).ok()
     }
 
-    /// Copies bytes out, if all of them are there.
+    /// Copies bytes out, if all of them are in the region.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Option<()> {
         let at = self.at(offset, bytes.len() as u64)?;
         let (chunks, rest) = bytes.as_chunks_mut::<8>();
         let count = chunks.len();
-        // SAFETY: `at` has made sure of the bytes; unaligned starts go byte by byte.
+        // SAFETY: `at` checked the bytes; unaligned starts go byte by byte.
         unsafe {
             if at.cast::<u64>().is_aligned() {
                 for (place, chunk) in chunks.iter_mut().enumerate() {

@@ -11,15 +11,15 @@ pub use host::HostRegion;
 use host::Region;
 use storage::{Contents, SpareStorage, Storage};
 
-/// The first address that is handed out; below it nothing is allocated.
+/// The first address to allocate; nothing is allocated below it.
 const FIRST: u64 = 0x1_0000_0000;
-/// Allocations lie apart, so that running over the end of one does not land in the next.
+/// The gap between allocations, so that an overrun of one does not reach the next.
 const GAP: u64 = 1 << 16;
 
-/// The global memory of a machine: what was allocated here, and what of the process's own memory was mapped.
+/// The global memory of a machine: what was allocated here, and what was mapped from the process's own memory.
 ///
-/// A clone is a snapshot: it shows the same bytes, and what is allocated, mapped or freed afterwards changes only the one
-/// for which it was done. A kernel runs on a snapshot, so that nothing that it uses goes away under it.
+/// A clone is a snapshot: it shows the same bytes, but later allocations, mappings and frees affect only one of the
+/// two. A kernel runs on a snapshot, so nothing that it uses disappears under it.
 #[derive(Clone)]
 pub struct Memory {
     /// In the order of their addresses.
@@ -41,7 +41,7 @@ impl Memory {
         self.allocate_filled(size, 0)
     }
 
-    /// Allocates `size` bytes that all hold this one.
+    /// Allocates `size` bytes, all with this value.
     pub fn allocate_filled(&mut self, size: usize, byte: u8) -> u64 {
         self.allocate_with(size, Contents::Fill(byte))
     }
@@ -53,7 +53,7 @@ impl Memory {
 
     fn allocate_with(&mut self, size: usize, contents: Contents<'_>) -> u64 {
         let mut base = self.next;
-        // Not where memory of the process is mapped.
+        // Avoids memory of the process that is mapped.
         while let Some(end) = self.overlap(base, size as u64 + GAP) {
             base = (end + GAP).next_multiple_of(256);
         }
@@ -62,26 +62,27 @@ impl Memory {
         base
     }
 
-    /// Frees an allocation by its address. Addresses are not handed out again: using one later is a fault.
+    /// Frees an allocation by its address. Addresses are not reused: using one later is a fault.
     pub fn free(&mut self, address: u64) -> Result<(), FaultKind> {
         if self.remove(address) { Ok(()) } else { Err(FaultKind::Memory { address, size: 0 }) }
     }
 
-    /// Gives kernels memory of this process at an address of the device. It replaces what was mapped in the same place.
+    /// Maps memory of this process at an address of the device, for kernels. It replaces an earlier mapping in the same
+    /// place.
     ///
     /// # Safety
     ///
-    /// Until `region.keep` is dropped its memory must stay mapped, readable, and writable if it says so, and no Rust
-    /// reference to it may be alive: kernels and the host change it at any time.
+    /// Until `region.keep` is dropped, its memory must stay mapped, readable, and writable if it says so. No Rust
+    /// reference to it may be alive, because kernels and the host change it at any time.
     pub unsafe fn map_host(&mut self, region: HostRegion) {
-        // SAFETY: what is asked of the caller is what is asked here.
+        // SAFETY: the caller guarantees what is required here.
         if let Some(region) = unsafe { Region::host(region) } {
             self.remove(region.base);
             self.insert(region);
         }
     }
 
-    /// Takes a mapping away by its address, and says whether there was one. Snapshots keep it.
+    /// Removes a mapping by its address, and returns whether there was one. Snapshots keep it.
     pub fn unmap_host(&mut self, address: u64) -> bool {
         self.remove(address)
     }
@@ -99,7 +100,7 @@ impl Memory {
         })
     }
 
-    /// The end of a region that has bytes in a stretch.
+    /// The end of a region that overlaps a range.
     fn overlap(&self, base: u64, size: u64) -> Option<u64> {
         let place = self.regions.partition_point(|region| region.base < base.saturating_add(size));
         let region = self.regions.get(place.checked_sub(1)?)?;
@@ -107,7 +108,7 @@ impl Memory {
         (end > base).then_some(end)
     }
 
-    /// The region in which an address is.
+    /// The region that contains an address.
     fn region(&self, address: u64) -> Option<&Region> {
         let place = self.regions.partition_point(|region| region.base <= address);
         let region = self.regions.get(place.checked_sub(1)?)?;
@@ -137,7 +138,7 @@ impl Memory {
         region.and_then(|region| region.read(address - region.base, bytes)).ok_or_else(|| memory_fault(address, size))
     }
 
-    /// Copies out as many bytes as there are, up to the end of the region, and says how many.
+    /// Copies out as many bytes as there are, up to the end of the region, and returns their number.
     pub(crate) fn read_some(&self, address: u64, bytes: &mut [u8]) -> usize {
         let Some(region) = self.region(address) else { return 0 };
         let offset = address - region.base;
@@ -164,7 +165,7 @@ fn memory_fault(address: u64, size: usize) -> FaultKind {
     FaultKind::Memory { address, size: size.min(u32::MAX as usize) as u32 }
 }
 
-/// The view of one workgroup: the region that was used last is looked at first.
+/// The view of one workgroup, which tries the most recently used region first.
 pub(crate) struct Window<'m> {
     memory: &'m Memory,
     last: Option<&'m Region>,
@@ -225,7 +226,7 @@ impl<'m> Window<'m> {
         region.store(offset, size, value).ok_or_else(|| memory_fault(address, size as usize))
     }
 
-    /// Replaces 32 or 64 bits by a function of them, at once, and returns what they were.
+    /// Replaces 32 or 64 bits by a function of them, atomically, and returns the old ones.
     pub(crate) fn update(&mut self, address: u64, wide: bool, update: impl Fn(u64) -> u64) -> Result<u64, FaultKind> {
         let size = if wide { 8 } else { 4 };
         let (region, offset) = self.find_writable(address, size)?;

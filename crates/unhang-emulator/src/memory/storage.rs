@@ -1,20 +1,20 @@
-//! Memory of the emulator's own behind its regions. Storage that is freed is kept for the next region: asking the host for pages costs
-//! several times what filling them does.
+//! The emulator's own memory behind its regions. Freed storage is kept for the next region: requesting pages from the
+//! host costs several times as much as filling them.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Words of 64 bits, so that aligned device addresses are aligned here.
+/// 64-bit words, so that aligned device addresses are aligned here.
 type Words = Box<[AtomicU64]>;
 
-/// Words of zeros, which the host has without writing them.
+/// Words of zeros, which the host provides without writing them.
 fn zeroed_words(count: usize) -> Box<[AtomicU64]> {
     let words: Box<[u64]> = vec![0; count].into_boxed_slice();
-    // SAFETY: an atomic has the size, alignment and bits of the number in it.
+    // SAFETY: an atomic has the size, alignment and bits of its number.
     unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) }
 }
 
-/// What storage holds at first.
+/// The initial contents of storage.
 #[derive(Clone, Copy)]
 pub(crate) enum Contents<'a> {
     /// The same byte everywhere.
@@ -22,7 +22,7 @@ pub(crate) enum Contents<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Storage of one region; it goes back to the spare ones when nobody holds the region any more.
+/// The storage of one region. It becomes spare again when nobody holds the region any more.
 pub(crate) struct Storage {
     words: Words,
     spare: Arc<SpareStorage>,
@@ -33,7 +33,7 @@ impl Storage {
         let count = size.div_ceil(8).max(1);
         let mut words = match (spare.take(count), contents) {
             (Some(words), _) => words,
-            // The host hands out zeros.
+            // The host provides zeros.
             (None, Contents::Fill(0)) => {
                 let words = zeroed_words(count);
                 return Storage { words, spare: spare.clone() };
@@ -59,7 +59,7 @@ impl Storage {
         Storage { words, spare: spare.clone() }
     }
 
-    /// At least as many bytes as were asked for.
+    /// At least as many bytes as requested.
     pub(super) fn words(&self) -> &[AtomicU64] {
         &self.words
     }
@@ -71,21 +71,21 @@ impl Drop for Storage {
     }
 }
 
-/// Storage that was freed.
+/// Freed storage.
 #[derive(Default)]
 pub(crate) struct SpareStorage(Mutex<Vec<Words>>);
 
 impl SpareStorage {
-    /// Words of the least and of the most that is kept: the host is quick with what is small, and should have back what is large.
+    /// The sizes, in words, that are kept: the host is quick with small ones, and should get large ones back.
     const KEPT: std::ops::RangeInclusive<usize> = 1 << 10..=1 << 21;
-    /// How many are kept.
+    /// The most that are kept.
     const MOST: usize = 16;
 
     fn all(&self) -> MutexGuard<'_, Vec<Words>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The least that has room, if it is not far too large.
+    /// The smallest that is large enough, unless it is far too large.
     fn take(&self, count: usize) -> Option<Words> {
         if !Self::KEPT.contains(&count) {
             return None;
@@ -99,7 +99,7 @@ impl SpareStorage {
     fn keep(&self, words: Words) {
         let mut all = self.all();
         if Self::KEPT.contains(&words.len()) {
-            // What nobody has asked for again goes first.
+            // The one that has been unused for longest goes first.
             if all.len() == Self::MOST {
                 all.remove(0);
             }

@@ -4,7 +4,7 @@
 
 use unhang_emulator::{Dispatch, Machine};
 
-/// The arguments of a kernel as they lie in memory.
+/// The arguments of a kernel as they are in memory.
 #[derive(Default)]
 pub(crate) struct Arguments(pub Vec<u8>);
 
@@ -26,15 +26,14 @@ impl Arguments {
     }
 }
 
-/// Runs a kernel that has to come to its end.
+/// Runs a kernel that must reach its end.
 pub(crate) fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32, arguments: Arguments) {
-    let dispatch =
-        Dispatch { kernel, workgroups, workgroup_size: [lanes, 1, 1], arguments: &arguments.0, dynamic_local: 0 };
+    let dispatch = Dispatch::new(kernel, workgroups, [lanes, 1, 1], &arguments.0);
     let counts = machine.run(&dispatch).unwrap_or_else(|fault| panic!("{fault}"));
     assert!(counts.instructions() > 0 && counts.lane_operations > 0);
 }
 
-/// Numbers that are neither round nor regular, the same at each run.
+/// Numbers that are neither round nor regular, the same in each run.
 pub(crate) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     (0..count)

@@ -1,24 +1,24 @@
-//! One place that is unsafe, and how many there are.
+//! Findings and their counts.
 
 use super::rule::{Rule, Severity};
 
-/// One place that is unsafe.
+/// One unsafe place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which rule.
+    /// The rule that it breaks.
     pub rule: Rule,
-    /// How sure it is that this place misbehaves when it is reached.
+    /// How certain it is that the hardware misbehaves when it reaches this place.
     pub severity: Severity,
     /// Bytes from the start of the function to the instruction.
     pub offset: u32,
-    /// The instruction's place in the program.
+    /// The instruction's index in the program.
     pub index: u32,
-    /// The scalar register at stake, where one is.
+    /// The scalar register involved, if there is one.
     pub register: Option<u8>,
 }
 
 impl Finding {
-    /// The finding in plain words.
+    /// Explains the finding in plain words.
     pub fn explanation(&self) -> String {
         let words = self.rule.explanation();
         match self.register {
@@ -56,7 +56,7 @@ impl Hazards {
         }
     }
 
-    /// The number of all findings.
+    /// The total number of findings.
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }

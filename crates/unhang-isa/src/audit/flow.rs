@@ -1,4 +1,4 @@
-//! The one fixpoint over a program's blocks, and the three who ask it: the audit, repair, and whoever executes a program.
+//! The one fixpoint over a program's blocks, and its three users: the audit, repair, and the execution of a program.
 
 use super::finding::Finding;
 use super::handler::{Detection, Repair};
@@ -15,14 +15,14 @@ const ANYTHING: PendingSet = PendingSet {
     bits: u8::MAX,
 };
 
-/// What a program may meet that other functions left pending.
+/// What other functions may leave pending for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
-    /// Nothing: each function by itself, as LLVM looks at them.
+    /// Nothing: each function by itself, as LLVM examines them.
     Apart,
-    /// Anything behind each of its calls; and at its start, if it is called itself.
+    /// Anything after each of its calls; and at its start, if it is called itself.
     Together {
-        /// Whether it is called, and not a kernel.
+        /// Whether it is a called function, not a kernel.
         is_called: bool,
     },
 }
@@ -34,10 +34,10 @@ impl Calls {
     }
 }
 
-/// The state at the start of each block, given what a block makes of a state.
+/// The state at the start of each block, given the effect of each block on a state.
 ///
-/// What is pending at the start of a block only ever grows, so the search ends. Last in, first out, with the first block
-/// on top: loops are left late and most blocks are seen twice.
+/// What is pending at the start of a block only ever grows, so the search ends. The worklist is a stack with the first
+/// block on top: loops are left late, and most blocks are visited twice.
 fn solve(program: &Program, calls: Calls, mut through: impl FnMut(usize, PendingSet) -> PendingSet) -> Vec<PendingSet> {
     let blocks = &program.blocks;
     let mut entries = vec![PendingSet::default(); blocks.len()];
@@ -64,8 +64,8 @@ fn solve(program: &Program, calls: Calls, mut through: impl FnMut(usize, Pending
     entries
 }
 
-/// The instructions of a block with what each does. Of vector arithmetic in a row only the first is shown: the rest do
-/// what it did.
+/// The instructions of a block with their effects. Of consecutive vector arithmetic only the first is returned, because
+/// the rest have no further effect.
 fn transfers(program: &Program, number: usize, calls: Calls) -> impl Iterator<Item = (u32, Transfer)> + '_ {
     let block = &program.blocks[number];
     let instructions = &program.instructions[block.first as usize..block.end as usize];
@@ -83,10 +83,10 @@ fn transfers(program: &Program, number: usize, calls: Calls) -> impl Iterator<It
     })
 }
 
-/// Finds what in a program is unsafe on a chip.
+/// Finds everything in a program that is unsafe on a chip.
 ///
-/// One pass over the code finds what is wrong within a block and sums each block up; the sums are solved over the graph;
-/// and where something is pending at a block's entry, its first instructions are looked at once more.
+/// One pass over the code finds what is wrong within a block and summarises each block. The summaries are solved over
+/// the graph. If something is pending at a block's entry, its first instructions are examined once more.
 pub(super) fn audit(program: &Program, chip: Chip, context: Context, calls: Calls) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |index: u32, rule: Rule, register: Option<u8>| {
@@ -112,7 +112,7 @@ pub(super) fn audit(program: &Program, chip: Chip, context: Context, calls: Call
     findings
 }
 
-/// What a block does as a whole; tells what is wrong within it, whatever is pending at its start.
+/// Summarises a block. Reports what is wrong within it, whatever is pending at its start.
 fn sum_up(program: &Program, number: usize, calls: Calls, find: &mut impl FnMut(u32, Rule, Option<u8>)) -> Transfer {
     let mut sum = Transfer::IDENTITY;
     for (index, transfer) in transfers(program, number, calls) {
@@ -128,7 +128,7 @@ fn sum_up(program: &Program, number: usize, calls: Calls, find: &mut impl FnMut(
     sum
 }
 
-/// Looks at a block again with what is pending at its entry, as long as that makes a difference.
+/// Examines a block again with what is pending at its entry, as long as that makes a difference.
 fn check_entry(
     program: &Program,
     number: usize,
@@ -151,16 +151,16 @@ fn check_entry(
     }
 }
 
-/// An instruction before which a work-around belongs.
+/// An instruction that needs a work-around before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkAround {
-    /// The instruction's place in the program.
+    /// The instruction's index in the program.
     pub index: u32,
     /// The work-around.
     pub word: u32,
 }
 
-/// The word that goes before an instruction which breaks a rule, for rules that such a word helps.
+/// The word to put before an instruction that breaks a rule, for rules that such a word fixes.
 pub(crate) fn work_around(rule: Rule, instruction: &Instruction) -> Option<u32> {
     match rules::handler(rule).repair {
         Repair::Before { word, .. } => Some(word(instruction)),
@@ -168,12 +168,12 @@ pub(crate) fn work_around(rule: Rule, instruction: &Instruction) -> Option<u32> 
     }
 }
 
-/// Every place where a work-around is needed, in the order of the code, given that all of them are there.
+/// Every place that needs a work-around, in the order of the code, assuming that all of them are inserted.
 ///
-/// In the end each block was walked with all that can be pending at its start, so no place is missing. One too many is
-/// possible where a work-around further up made it unnecessary after it had been counted on.
+/// In the end each block was walked with everything that can be pending at its start, so no place is missing. There may
+/// be one too many, if a work-around further up made it unnecessary after it had been counted.
 pub(crate) fn work_arounds(program: &Program, calls: Calls) -> Vec<WorkAround> {
-    // What the last walk of each block found; most blocks are walked once and find nothing.
+    // The results of the last walk of each block. Most blocks are walked once and have none.
     let mut found: Vec<Vec<WorkAround>> = vec![Vec::new(); program.blocks.len()];
     solve(program, calls, |number, mut state| {
         found[number].clear();
@@ -198,21 +198,22 @@ pub(crate) fn work_arounds(program: &Program, calls: Calls) -> Vec<WorkAround> {
     found.concat()
 }
 
-/// The same rules along one path: what a program that is being executed meets, instruction by instruction.
+/// Applies the rules along one path: to the instructions that an executing program reaches, one by one.
 ///
-/// Rules that look at a whole program are not for it to see, nor the offsets of flat accesses; who executes knows better.
+/// It does not see rules that examine a whole program, nor the offsets of flat accesses; the executor knows these
+/// better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PathWatch {
     state: PendingSet,
 }
 
 impl PathWatch {
-    /// Takes the next instruction of the path, and says which rule it breaks and through which scalar register.
+    /// Takes the next instruction of the path. Returns the rule that it breaks, and the scalar register involved.
     pub fn next(&mut self, instruction: &Instruction, wave64: bool) -> Option<(Rule, Option<u8>)> {
         self.pass(&Transfer::new(instruction, wave64))
     }
 
-    /// Takes an instruction whose effects were computed beforehand: a few operations.
+    /// Takes an instruction whose effects were computed in advance: a few operations.
     #[inline]
     pub fn pass(&mut self, transfer: &Transfer) -> Option<(Rule, Option<u8>)> {
         let met = self.state.intersection(transfer.check);
@@ -223,8 +224,8 @@ impl PathWatch {
         broken(met).next().or_else(|| Some((transfer.alone.filter(|&rule| rule != Rule::FlatOffset)?, None)))
     }
 
-    /// Takes a whole stretch of the path at once; `false` if something in it breaks a rule, and then nothing is taken: who
-    /// goes through it instruction by instruction finds out where.
+    /// Takes a whole stretch of the path at once. Returns `false` and takes nothing if something in it breaks a rule;
+    /// going through it instruction by instruction then finds where.
     #[inline]
     pub fn pass_all(&mut self, stretch: &StretchSummary) -> bool {
         if stretch.breaks || !self.state.intersection(stretch.check).is_empty() {
@@ -235,13 +236,13 @@ impl PathWatch {
     }
 }
 
-/// What instructions that are executed one after another do together; only the last may be a branch.
+/// The combined effect of instructions that execute one after another; only the last may be a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StretchSummary {
     sum: Transfer,
     /// What must not be pending at its start.
     check: PendingSet,
-    /// It breaks a rule whatever is pending.
+    /// Whether it breaks a rule whatever is pending.
     breaks: bool,
 }
 

@@ -1,4 +1,4 @@
-//! An instruction's transfer function, from what all rules make of the instruction.
+//! An instruction's transfer function, combined from all rules.
 
 use super::handler::Detection;
 use super::rule::Rule;
@@ -7,8 +7,8 @@ use super::transfer::Transfer;
 use crate::{Chip, Class, Effects, Instruction};
 
 impl Transfer {
-    /// Vector arithmetic that writes no scalar register and permutes no lanes: most of all instructions, so it has a short
-    /// way. The tests hold it against what the rules make of it.
+    /// Vector arithmetic that writes no scalar register and permutes no lanes. This is most of all instructions, so it
+    /// has a shortcut. The tests compare it with what the rules say.
     #[inline]
     pub(super) fn is_plain_vector(instruction: &Instruction) -> bool {
         instruction.class() == Class::Vector
@@ -16,7 +16,7 @@ impl Transfer {
             && !vcmpx_permlane::permutes(instruction)
     }
 
-    /// What an instruction does.
+    /// The transfer function of an instruction.
     #[inline]
     pub fn new(instruction: &Instruction, wave64: bool) -> Transfer {
         if Transfer::is_plain_vector(instruction) {
@@ -29,10 +29,10 @@ impl Transfer {
         transfer
     }
 
-    /// What an instruction does in code that was compiled for a chip.
+    /// The transfer function of an instruction in code that was compiled for a chip.
     ///
-    /// Compilers before LLVM 22 did not count flat accesses as vector memory, nor loads to local memory as local, and cards run
-    /// what those for RDNA1 wrote. So both are found in code for other chips alone.
+    /// Compilers before LLVM 22 did not count flat accesses as vector memory, nor loads to local memory as local. Cards
+    /// run what those compilers wrote for RDNA1. So both are reported only in code for other chips.
     #[inline]
     pub fn compiled_for(chip: Chip, instruction: &Instruction, wave64: bool) -> Transfer {
         let mut transfer = Transfer::new(instruction, wave64);
@@ -46,7 +46,7 @@ impl Transfer {
     }
 }
 
-/// What every rule makes of an instruction.
+/// Combines the parts of all rules for an instruction.
 fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
     for (handler, rule) in HANDLERS.iter().zip(Rule::ALL) {
         match handler.detection {

@@ -1,15 +1,16 @@
-//! What in a program is unsafe on a chip.
+//! Finds what in a program is unsafe on a chip.
 //!
 //! The rules are those by which LLVM's hazard recogniser inserts work-arounds when it compiles for RDNA1
 //! (`GCNHazardRecognizer.cpp`, `AMDGPUAsmBackend.cpp`, and the feature lists in `AMDGPU.td`). Code that was compiled
 //! for another chip has none of the work-arounds: each place where LLVM would have inserted one is a finding.
 //!
-//! LLVM looks backwards from each instruction along all paths. The same question is asked here forwards, once: a
-//! state that says what is pending flows through the control-flow graph, paths that meet are united, and an
-//! instruction that meets a pending state is a finding. The findings are the same; the time is linear.
+//! LLVM looks backwards from each instruction along all paths. Here the question is asked forwards, once: a state that
+//! says what is pending flows through the control-flow graph, and paths that meet are united. An instruction that meets
+//! a pending state is a finding. The findings are the same; the time is linear.
 //!
-//! Each rule is one file in `rules/`. It says what an instruction does to what is pending, as a part of the instruction's
-//! transfer function (`transfer.rs`); one fixpoint (`flow.rs`) serves the audit, repair and whoever executes a program.
+//! Each rule is one file in `rules/`. It contributes a part of each instruction's transfer function (`transfer.rs`),
+//! which says how the instruction changes what is pending. One fixpoint (`flow.rs`) serves the audit, repair and the
+//! execution of a program.
 
 mod finding;
 mod flow;
@@ -30,15 +31,16 @@ pub use transfer::Transfer;
 
 use crate::{Chip, Program};
 
-/// Finds what in `program` is unsafe on `chip`.
+/// Finds everything in `program` that is unsafe on `chip`.
 ///
-/// Findings come in the order of the code. A program compiled for the chip itself has none.
+/// Findings are in the order of the code. A program compiled for the chip itself has none.
 pub fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Finding> {
     flow::audit(program, chip, context, Calls::Apart)
 }
 
 /// Finds what in `program` is unsafe on `chip` only if a function that it calls, or one that calls it, left something
-/// pending. LLVM does not look across calls, so code compiled for the chip itself may have such places; none is certain.
+/// pending. LLVM does not look across calls, so code compiled for the chip itself may have such places. None is
+/// certain.
 pub fn audit_across_calls(program: &Program, chip: Chip, context: Context, is_called: bool) -> Vec<Finding> {
     if program.calls == 0 && !is_called {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The rules, how sure their findings are, and what they know beside the code.
+//! The rules, the certainty of their findings, and what they know apart from the code.
 
 /// What can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,15 +13,15 @@ pub enum Rule {
     MemoryToScalarWrite,
     /// A vector instruction overwrites a scalar register that a scalar load may not have read yet.
     ScalarMemoryToVectorWrite,
-    /// A branch with the distance 0x3f.
+    /// A branch with the offset 0x3f.
     BranchOffset3f,
     /// A flat access with an offset.
     FlatOffset,
     /// A wide access to the local data share at an address that is not a multiple of its width.
     LocalMisaligned,
-    /// A lane permutation right behind a comparison that writes EXEC.
+    /// A lane permutation right after a comparison that writes EXEC.
     ComparePermlane,
-    /// A buffer access right behind an image instruction with scattered address registers.
+    /// A buffer access right after an image instruction with scattered address registers.
     ImageToMemory,
     /// An image instruction with scattered address registers inside a clause.
     ImageClause,
@@ -35,7 +35,7 @@ pub enum Rule {
     Illegal,
 }
 
-/// How sure a finding is.
+/// How certain a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
     /// It depends on something that the code does not show, such as an address.
@@ -58,7 +58,7 @@ impl Severity {
 }
 
 impl Rule {
-    /// All rules, in the order in which they are reported.
+    /// All rules, in the order of reports.
     pub const ALL: [Rule; 15] = [
         Rule::InstructionPrefetch,
         Rule::CompareExec,
@@ -78,9 +78,9 @@ impl Rule {
     ];
 }
 
-/// What is known of the program beside its code.
+/// What is known about the program apart from its code.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context {
-    /// Whether its workgroups span a workgroup processor; misaligned access to the local data share fails only there.
+    /// Whether its workgroups span a workgroup processor. Misaligned access to the local data share fails only there.
     pub workgroup_processor_mode: bool,
 }

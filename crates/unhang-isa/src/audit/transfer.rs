@@ -1,28 +1,28 @@
-//! What is pending at a point of a program, and what one instruction does to it.
+//! What is pending at a point of a program, and how one instruction changes it.
 //!
-//! A state is a set. What an instruction does is a transfer function in the terms of data-flow analysis, in a form that
-//! can be computed once for each instruction: what it must not meet, what it lets through, what it adds. The rules build it
-//! (`rules/`); the fixpoint, the audit, repair and whoever executes a program only apply it.
+//! A state is a set. An instruction is a transfer function, in the terms of data-flow analysis, in a form that is
+//! computed once per instruction: what it must not meet, what it lets through, what it adds. The rules build it
+//! (`rules/`); the fixpoint, the audit, repair and the execution of a program only apply it.
 
 use super::rule::Rule;
 use crate::ScalarSet;
 
-/// What can be pending beside registers, a bit each.
+/// What can be pending apart from registers, one bit each.
 pub(super) mod bits {
     /// An instruction outside the vector unit has read EXEC: `vcmpx-exec-war`.
     pub(in crate::audit) const EXEC_READ: u8 = 1;
     /// A comparison has written EXEC, and no vector instruction has followed: `vcmpx-permlane`.
     pub(in crate::audit) const EXEC_COMPARED: u8 = 1 << 1;
-    /// A local access with neither a memory access nor a wait behind it. This and the next three: `lds-branch-vmem-war`.
+    /// A local access without a memory access or a wait after it. This and the next three: `lds-branch-vmem-war`.
     pub(in crate::audit) const LOCAL_PENDING: u8 = 1 << 2;
-    /// A memory access with neither a local access nor a wait behind it.
+    /// A memory access without a local access or a wait after it.
     pub(in crate::audit) const MEMORY_PENDING: u8 = 1 << 3;
     /// A local access, then a branch, and nothing of either kind since.
     pub(in crate::audit) const LOCAL_ARMED: u8 = LOCAL_PENDING << 2;
     /// A memory access, then a branch, and nothing of either kind since.
     pub(in crate::audit) const MEMORY_ARMED: u8 = MEMORY_PENDING << 2;
 
-    /// What a branch makes of what is pending.
+    /// The effect of a branch on what is pending.
     #[inline]
     pub(super) fn behind_a_branch(bits: u8) -> u8 {
         (bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2
@@ -32,9 +32,9 @@ pub(super) mod bits {
 /// What is pending on some path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct PendingSet {
-    /// Scalar registers that a vector memory instruction may still have to read: `vmem-to-scalar-write`.
+    /// Scalar registers that a vector memory instruction may not have read yet: `vmem-to-scalar-write`.
     pub memory_reads: ScalarSet,
-    /// Scalar registers that a scalar load may still have to read: `smem-to-vector-write`.
+    /// Scalar registers that a scalar load may not have read yet: `smem-to-vector-write`.
     pub scalar_memory_reads: ScalarSet,
     /// [`bits`]
     pub bits: u8,
@@ -68,28 +68,28 @@ impl PendingSet {
     }
 }
 
-/// What an instruction does to what is pending.
+/// An instruction's effect on what is pending.
 ///
-/// Computed once for each instruction of a program; then a step of [`PathWatch`](super::PathWatch) is a few operations,
-/// and a [`StretchSummary`](super::StretchSummary) makes one step of many instructions.
+/// It is computed once for each instruction of a program. A step of [`PathWatch`](super::PathWatch) then takes a few
+/// operations, and a [`StretchSummary`](super::StretchSummary) turns many instructions into one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// What it must not meet.
     pub(super) check: PendingSet,
     /// What it adds.
     pub(super) add: PendingSet,
-    /// What it lets through of the bits; and whether it lets the sets through.
+    /// Which bits it lets through, and whether it lets the sets through.
     pub(super) keeps_bits: u8,
     pub(super) keeps_memory_reads: bool,
     pub(super) keeps_scalar_memory_reads: bool,
     /// Whether it is a branch.
     pub(super) branches: bool,
-    /// The rule that it breaks whatever stands before it.
+    /// The rule that it breaks whatever precedes it.
     pub(super) alone: Option<Rule>,
 }
 
 impl Transfer {
-    /// It does nothing.
+    /// No effect.
     pub(super) const IDENTITY: Transfer = Transfer {
         check: PendingSet::NOTHING,
         add: PendingSet::NOTHING,
@@ -100,13 +100,13 @@ impl Transfer {
         alone: None,
     };
 
-    /// `v_nop`: vector arithmetic frees what memory instructions have still to read.
+    /// `v_nop`: vector arithmetic frees the registers that memory instructions may not have read yet.
     pub(super) const NOP: Transfer = Transfer { keeps_memory_reads: false, ..Transfer::IDENTITY };
 
-    /// Any other vector arithmetic that writes no scalar register. Doing it twice is doing it once.
+    /// Any other vector arithmetic that writes no scalar register. Repeating it has no further effect.
     pub(super) const PLAIN_VECTOR: Transfer = Transfer { keeps_bits: !bits::EXEC_COMPARED, ..Transfer::NOP };
 
-    /// The state behind it.
+    /// The state after it.
     #[inline]
     pub(super) fn apply(&self, state: PendingSet) -> PendingSet {
         let mut after = self.add;
@@ -124,7 +124,7 @@ impl Transfer {
         after
     }
 
-    /// This, and then another. A branch ends a block, so only the last can be one.
+    /// The effect of this followed by another. A branch ends a block, so only the last can be one.
     #[inline]
     pub(super) fn then(&self, next: &Transfer) -> Transfer {
         Transfer {

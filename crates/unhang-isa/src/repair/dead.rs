@@ -19,7 +19,7 @@ enum Known {
 }
 
 /// `count` vector registers that may be written at an instruction: after it each is overwritten completely before it is
-/// read, and before it each was last used by arithmetic, so that no load into it is in flight.
+/// read. Before it each was last used by arithmetic, so that no load into it is in flight.
 pub(super) fn registers(program: &Program, index: usize, count: u32) -> Option<Vec<u8>> {
     let block = program.blocks.iter().find(|block| (block.first as usize..block.end as usize).contains(&index))?;
     let own = accesses(program.instructions.get(index)?, program.wave64)?;

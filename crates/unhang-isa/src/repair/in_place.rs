@@ -134,7 +134,7 @@ impl Work {
 /// `s_mov_b32 sN, exec_lo` and the `v_cmpx` behind it as `v_cmp` and `s_and_saveexec_b32 sN, vcc_lo`.
 ///
 /// What stands between them moves up by one word. It must not concern itself with sN, with what EXEC will be, or with
-/// where it stands; and since all of it is one block, nothing jumps into it.
+/// where it stands. Since all of it is one block, nothing jumps into it.
 fn compare_and_save(program: &Program, index: usize) -> Option<Patch> {
     let compare = program.instructions.get(index)?;
     if compare.modifier != Modifier::None || !compare.is_compare_to_exec() {

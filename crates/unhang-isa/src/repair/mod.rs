@@ -1,17 +1,19 @@
 //! Machine code made safe for a chip that it was not compiled for.
 //!
-//! Of code that was compiled for RDNA1 two things are repaired: descriptors of buffers that put every access out of range
-//! (`buffer_descriptors.rs`), whose constant is changed where it stands, and hazards across calls, which no compiler looks for.
+//! Of code that was compiled for RDNA1 two things are repaired. One is descriptors of buffers that put every access out
+//! of range (`buffer_descriptors.rs`): their constant is changed where it stands. The other is hazards across calls,
+//! which no compiler looks for.
 //!
 //! [`repair_object`] repairs a whole code object. What can be repaired by changing a word is changed where it stands
 //! (`s_inst_prefetch` becomes `s_nop`, workgroup-processor mode is turned off). A function that needs more is laid out
-//! anew behind everything else, in a new executable segment, with the work-around instructions that LLVM
-//! inserts when it compiles for the chip; its descriptor, its symbols and whoever calls it by a known address are aimed
-//! at the new place. Data stays where it is, and so does the old code.
+//! anew behind everything else, in a new executable segment. It gets the work-around instructions that LLVM inserts
+//! when it compiles for the chip. Its descriptor, its symbols and whoever calls it by a known address are aimed at the
+//! new place. Data stays where it is, and so does the old code.
 //!
-//! A function is moved only if all that depends on its place is understood and if the audit of the result finds nothing
-//! that could have been repaired; otherwise it is left as it is and the reason is reported. An instruction that cannot be
-//! repaired does not keep others from it: the function is laid out with that one as it was, and the reason is reported too.
+//! A function is moved only if all that depends on its place is understood. The audit of the result must also find
+//! nothing that could have been repaired. Otherwise the function is left as it is and the reason is reported. An
+//! instruction that cannot be repaired does not keep others from it: the function is laid out with that one as it was,
+//! and the reason is reported too.
 //!
 //! [`repair_in_place`] is the second best: it never changes the size of anything, and repairs what it can.
 

@@ -31,7 +31,7 @@ impl Treatment {
         match self {
             Treatment::Untouched => "untouched",
             Treatment::InPlace => "repaired in place",
-            Treatment::Moved => "laid out anew",
+            Treatment::Moved => "given a new layout",
         }
     }
 }

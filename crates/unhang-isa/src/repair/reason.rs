@@ -40,8 +40,8 @@ pub enum Reason {
     /// The descriptor does not start the kernel where its symbol says.
     #[error("its descriptor starts it elsewhere than its symbol says")]
     OtherEntry,
-    /// Flat accesses store or partly overwrite their own address, so an offset cannot be added to it beforehand, and
-    /// there are no registers to add it in.
+    /// Flat accesses store or partly overwrite their own address, so an offset cannot be added to it beforehand. There
+    /// are no registers to add it in.
     #[error("{0} flat accesses with an offset store or partly overwrite their own address, and no registers are free")]
     FlatAccess(u64),
     /// Misaligned local accesses in a kernel whose workgroups might not fit one compute unit.
@@ -63,6 +63,6 @@ pub enum Reason {
     #[error("the code object cannot take another segment: {0}")]
     NoSegment(&'static str),
     /// The result of the layout was not safe; it was thrown away.
-    #[error("laid out anew it would still not be safe")]
+    #[error("with a new layout it would still not be safe")]
     NotRepaired,
 }

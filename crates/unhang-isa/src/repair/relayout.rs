@@ -1,8 +1,8 @@
-//! A function laid out anew, with the work-around instructions that a compiler for the chip would have inserted.
+//! A new layout for a function, with the work-around instructions that a compiler for the chip would have inserted.
 //!
-//! Every instruction keeps its place in the order. What is inserted stands before the instruction that needs it, and
-//! branches to that instruction land before the insertion. Then relative branches are aimed at where their targets
-//! went, and addresses that the code computes from its own (`s_getpc`) are corrected when its new address is known.
+//! The order of the instructions stays. An insertion goes before the instruction that needs it, and branches to that
+//! instruction land before the insertion. Relative branches then get the new offsets of their targets. Addresses that
+//! the code computes from its own (`s_getpc`) are corrected once its new address is known.
 
 use super::encode::NOP;
 use super::reason::Reason;
@@ -15,14 +15,14 @@ use crate::pc_relative::{Form, Reference};
 use crate::table::{Field, Format};
 use crate::{Chip, Instruction, Program};
 
-/// An address that code computes from its own, in code that was laid out: places in bytes from its start.
+/// An address that code computes from its own, in its new layout. Positions are in bytes from the start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlacedReference {
-    /// The end of `s_getpc`: the address that it gives.
+    /// The end of `s_getpc`, which is the address that it returns.
     pub origin: u32,
-    /// Where the words of the offset lie.
+    /// The position of the offset's words.
     constants: Constants,
-    /// What is meant, in bytes from the start of the function as it was.
+    /// The target, in bytes from the start of the original function.
     pub target: i64,
 }
 
@@ -30,22 +30,21 @@ pub(super) struct PlacedReference {
 enum Constants {
     /// The lower and the upper half.
     Split { low: u32, high: u32 },
-    /// One word, to which the code adds this.
+    /// One word, to which the code adds the addend.
     Sum { at: u32, addend: i32 },
 }
 
-/// A function that was laid out.
+/// A function in its new layout.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub code: Vec<u8>,
-    /// The references to what is outside the function; those within are done.
+    /// The references to targets outside the function; those inside are resolved.
     pub references: Vec<PlacedReference>,
-    /// How many instructions were inserted.
+    /// The number of inserted instructions.
     pub inserted: u32,
 }
 
-/// Whether the function can stand anywhere else: nothing in it may depend on where it stands in a way that is not
-/// understood.
+/// Whether the function can be moved: it must not depend on its address in a way that is not understood.
 fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
     if program.stray_branches > 0 {
         return Err(Reason::StrayBranch);
@@ -73,7 +72,7 @@ fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
             return Err(Reason::UnresolvedJump { offset });
         }
         if instruction.is(S_SETPC_B64) && program.unresolved_jumps > 0 {
-            // A function that is called returns to the address in s[30:31], wherever that is.
+            // A called function returns to the address in s[30:31], wherever that is.
             let returns = !is_kernel && instruction.bits(0, 8) == 30;
             if !resolved.contains(&(index as u32)) && !returns {
                 return Err(Reason::UnresolvedJump { offset });
@@ -83,12 +82,12 @@ fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Whether the end of the code is reached and goes on behind it. A call is assumed not to return.
+/// Whether execution reaches the end of the code and continues after it. A call is assumed not to return.
 fn runs_on(program: &Program) -> bool {
     let Some((last, instruction)) = program.blocks.len().checked_sub(1).zip(program.instructions.last()) else {
         return false;
     };
-    // Trap 2 is what compilers end with where nothing is to follow (`llvm.trap`): its handler stops the wave.
+    // Compilers end with trap 2 where nothing should follow (`llvm.trap`): its handler stops the wave.
     let stops = instruction.is(S_TRAP) && instruction.immediate() == 2;
     if stops || instruction.ends_block_for_good() || instruction.is_call() {
         return false;
@@ -103,21 +102,21 @@ fn runs_on(program: &Program) -> bool {
     reached[last]
 }
 
-/// Whether nobody reads the registers of a long branch where it lands: they hold other numbers when the code has moved.
+/// Whether nothing reads the registers of a long branch at its target: after a move they hold other values.
 fn is_spent(program: &Program, reference: &Reference) -> bool {
     let landing = usize::try_from(program.referred(reference)).ok().and_then(|target| program.index_at(target));
     let values = Values { scalars: reference.registers, scc: false };
     landing.is_some_and(|landing| are_dead(program, landing as usize, values))
 }
 
-/// Words that take the place of an instruction.
+/// Words that replace an instruction.
 struct Replacement {
     index: u32,
     words: Vec<u32>,
 }
 
-/// A flat access whose offset is added to the address beforehand, as one 64-bit sum that touches nothing else, and taken
-/// off again afterwards unless the access overwrote the address itself.
+/// A flat access whose offset is added to the address beforehand, as one 64-bit sum that touches nothing else. The
+/// offset is subtracted again afterwards, unless the access overwrote the address itself.
 fn flat_without_offset(instruction: &Instruction) -> Option<Vec<u32>> {
     let offset = instruction.flat_offset();
     let width = |field| instruction.definition.operand(field).map_or(0, |slot| slot.width.registers(false) as u32);
@@ -144,7 +143,7 @@ fn add_to_address(to: u32, from: u32, amount: i32) -> [u32; 3] {
     [0xd577_7d00 | to, 0xff | 129 << 9 | (256 + from) << 18, amount as u32]
 }
 
-/// A flat access whose address with its offset is in two registers that nobody uses.
+/// A flat access that uses two unused registers for its address plus offset.
 fn flat_through(instruction: &Instruction, spare: u8) -> Vec<u32> {
     let (address, spare) = (instruction.high_bits(0, 8), spare as u32);
     let mut words = add_to_address(spare, address, instruction.flat_offset()).to_vec();
@@ -153,22 +152,22 @@ fn flat_through(instruction: &Instruction, spare: u8) -> Vec<u32> {
     words
 }
 
-/// The fields of SOP2's sources, saying that a word behind the instruction holds the value.
+/// The values of SOP2's source fields for a literal: the next word holds the value.
 const SOURCE_0_LITERAL: u32 = 0xff;
 const SOURCE_1_LITERAL: u32 = 0xff00;
 
-/// What is known of a function beside its code.
+/// What is known about a function apart from its code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
-    /// Whether it is a kernel, and not something that kernels call.
+    /// Whether it is a kernel, as opposed to a function that kernels call.
     pub is_kernel: bool,
     /// The chip on which it will run.
     pub chip: Chip,
-    /// Vector registers that it does not use, where some of its instructions need them.
+    /// Vector registers that it does not use, if some of its instructions need any.
     pub spare: Option<SpareRegisters>,
 }
 
-/// How many vector registers instructions of a function need beside those that it uses: each number once, the largest first.
+/// How many unused vector registers the instructions of a function need: each number once, the largest first.
 pub(super) fn spare_registers(program: &Program, chip: Chip) -> Vec<u32> {
     let needs = |instruction: &Instruction| {
         if !instruction.definition.exists_on(chip) {
@@ -185,7 +184,7 @@ pub(super) fn spare_registers(program: &Program, chip: Chip) -> Vec<u32> {
     numbers
 }
 
-/// What takes the place of an instruction that is wrong wherever it stands.
+/// The replacement of an instruction that is wrong wherever it is.
 fn replacement(program: &Program, index: usize, setting: Setting) -> Option<Vec<u32>> {
     let instruction = &program.instructions[index];
     if instruction.is(S_INST_PREFETCH) {
@@ -204,13 +203,13 @@ fn replacement(program: &Program, index: usize, setting: Setting) -> Option<Vec<
     }
 }
 
-/// Lays a function out anew.
+/// Gives a function a new layout.
 pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Reason> {
     movable(program, setting.is_kernel)?;
     let mut replacements: Vec<Replacement> = (0..program.instructions.len())
         .filter_map(|index| Some(Replacement { index: index as u32, words: replacement(program, index, setting)? }))
         .collect();
-    // What is laid out anew waits for what callers and callees may have left pending, too.
+    // The new layout also waits for what callers and callees may have left pending.
     let calls = Calls::Together { is_called: !setting.is_kernel };
     let mut insertions: Vec<(u32, u32)> =
         work_arounds(program, calls).into_iter().map(|work_around| (work_around.index, work_around.word)).collect();
@@ -218,7 +217,8 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
     insertions.sort_by_key(|&(index, _)| index);
     keep_clauses(program, &mut insertions, &mut replacements);
     for reference in &program.references {
-        // With the constant in a separate word, whatever it was before; its value comes when all is placed.
+        // Puts the constant into a separate word, whatever it was before; its value is filled in when everything is
+        // placed.
         let mut widen = |index: u32, field: u32| {
             let word = program.instructions[index as usize].first_word() | field;
             replacements.push(Replacement { index, words: vec![word, 0] });
@@ -235,8 +235,8 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
     Draft { program, insertions, replacements, inserted: 0 }.settle()
 }
 
-/// Nothing may stand inside a clause that is not of its kind. What belongs before its first instruction goes before the
-/// clause itself; where more is inserted, or an image instruction has scattered addresses, the clause is given up: it is
+/// A clause may contain only instructions of its kind. An insertion before its first instruction moves before the
+/// clause itself. If more is inserted, or an image instruction has scattered addresses, the clause is removed: it is
 /// only a hint.
 fn keep_clauses(program: &Program, insertions: &mut [(u32, u32)], replacements: &mut Vec<Replacement>) {
     let mut next_insertion = 0;
@@ -266,14 +266,14 @@ fn keep_clauses(program: &Program, insertions: &mut [(u32, u32)], replacements: 
 
 struct Draft<'a> {
     program: &'a Program,
-    /// Single words by the instruction before which they belong, in order.
+    /// Single words, by the instruction that they precede, in order.
     insertions: Vec<(u32, u32)>,
     replacements: Vec<Replacement>,
     inserted: u32,
 }
 
 impl Draft<'_> {
-    /// Finds a layout in which no branch has the distance 0x3f, and writes it out.
+    /// Finds a layout in which no branch has the offset 0x3f, and writes it.
     fn settle(mut self) -> Result<Layout, Reason> {
         let program = self.program;
         let branches: Vec<(usize, usize)> = (0..program.instructions.len())
@@ -282,7 +282,8 @@ impl Draft<'_> {
             .collect::<Option<_>>()
             .ok_or(Reason::StrayBranch)?;
         self.inserted = self.insertions.len() as u32;
-        // Each round makes a branch longer for good, and only forward ones can have the distance: the rounds are few.
+        // Each round makes a branch longer for good, and only forward ones can have that offset, so there are few
+        // rounds.
         for _ in 0..64 {
             let (starts, bodies) = self.places();
             let distance = |&(index, target): &(usize, usize)| {
@@ -302,7 +303,7 @@ impl Draft<'_> {
                 return self.write(&starts, &bodies, &branches);
             }
             self.inserted += added.len() as u32;
-            // In front of what is already inserted there, so right behind the branch.
+            // Before what is already inserted there, so right after the branch.
             added.append(&mut self.insertions);
             added.sort_by_key(|insertion| insertion.0);
             self.insertions = added;
@@ -310,7 +311,7 @@ impl Draft<'_> {
         Err(Reason::NotRepaired)
     }
 
-    /// Where each instruction begins with what is inserted before it, and where it begins itself; one more for the end.
+    /// Where each instruction begins, with and without what is inserted before it; plus one entry for the end.
     fn places(&self) -> (Vec<u32>, Vec<u32>) {
         let count = self.program.instructions.len();
         let (mut starts, mut bodies) = (Vec::with_capacity(count + 1), Vec::with_capacity(count + 1));
@@ -372,7 +373,7 @@ impl Draft<'_> {
 }
 
 impl PlacedReference {
-    /// A reference in code where `place` says where each instruction stands.
+    /// A reference in code in which `place` gives the position of each instruction.
     fn new(program: &Program, reference: &Reference, place: impl Fn(u32) -> u32) -> PlacedReference {
         let literal = |index: u32| place(index) + 4;
         let constants = match reference.form {
@@ -382,7 +383,7 @@ impl PlacedReference {
         PlacedReference { origin: place(reference.get) + 4, constants, target: program.referred(reference) }
     }
 
-    /// Writes the offset from the origin to what is meant.
+    /// Writes the offset from the origin to the target.
     pub(super) fn aim(&self, code: &mut [u8], offset: i64) {
         let mut put = |at: u32, value: u32| {
             if let Some(bytes) = code.get_mut(at as usize..at as usize + 4) {
@@ -399,7 +400,7 @@ impl PlacedReference {
     }
 }
 
-/// The references of a function that stays where it is, if their constants are in separate words.
+/// The references of a function that stays in place, if their constants are in separate words.
 pub(super) fn references_in_place(program: &Program) -> Vec<PlacedReference> {
     let has_literal = |index: u32| program.instructions[index as usize].size() == 8;
     program
@@ -416,7 +417,7 @@ pub(super) fn references_in_place(program: &Program) -> Vec<PlacedReference> {
 mod tests {
     use super::*;
 
-    /// `s_mov_b32 s4, exec_lo`, a branch over the rest, a comparison that wants a wait, and padding.
+    /// `s_mov_b32 s4, exec_lo`, a branch over the rest, a comparison that needs a wait, and padding.
     fn program(padding: usize) -> Program {
         let distance = padding as u32 + 1;
         let mut words = vec![0xbe84_037e, 0xbf85_0000 | distance, 0x7da8_0090];
@@ -447,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_branch_never_gets_the_distance_3f() {
-        // 61 makes it 0x3e before and 0x3f with the wait.
+        // With 61, the offset is 0x3e before and 0x3f with the wait.
         for (padding, inserted) in [(60, 1), (61, 2), (62, 1)] {
             let layout = relayout(&program(padding), SETTING).unwrap();
             assert_eq!(layout.inserted, inserted, "{padding}");

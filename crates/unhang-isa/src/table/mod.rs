@@ -2,7 +2,7 @@
 //! emulator alike.
 //!
 //! Opcodes, names and operand widths were read out of LLVM 19's disassembler for gfx1010, gfx1011, gfx1012, gfx1013
-//! and gfx1030, opcode by opcode; the tests hold the table against it.
+//! and gfx1030, opcode by opcode. The tests compare the table with it.
 //!
 //! A signature lists the operands in the order in which assembly prints them, three characters each:
 //!

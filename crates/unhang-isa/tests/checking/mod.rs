@@ -40,9 +40,9 @@ fn flat_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
     Some(if sum(2, -offset) { 3 } else { 2 })
 }
 
-/// A dot product that the chip lacks became as many products as it has, with copies, sums and selections of bits around them,
-/// up to the last that writes its destination. Nothing else is written but registers that the function never names, or whose next
-/// use in the same block is another value.
+/// A dot product that the chip lacks became as many products as it has, with copies, sums and selections of bits around
+/// them. The group ends with the last that writes its destination. Nothing else is written but registers that the
+/// function never names, or whose next use in the same block is another value.
 fn dot_group(before: &Program, at: usize, new: &[Instruction], named: &HashSet<u8>) -> Option<usize> {
     let old = &before.instructions[at];
     let (product, count) = match old.definition.base_name() {
@@ -213,7 +213,7 @@ fn check_function(object: &CodeObject<'_>, old: &Function<'_>, new: &Function<'_
             let moved = &after.instructions[bodies[index]];
             let goes = after.offsets[bodies[index]] as i64 + 4 + moved.branch_distance().unwrap();
             let goes = after.index_at(goes as usize).unwrap() as usize;
-            // Anywhere between the end of the instruction before the target and the target; and where the target and what
+            // Anywhere between the end of the instruction before the target and the target. Where the target and what
             // stands around it do nothing, which of them is which cannot be told.
             let between = goes.min(bodies[target])..goes.max(bodies[target]);
             let is_same = (starts[target]..=bodies[target]).contains(&goes)

@@ -1,8 +1,9 @@
-//! A buffer descriptor that puts every access out of range: no hardware bug, but code that was made for another generation.
+//! A buffer descriptor that puts every access out of range: not a hardware bug, but code made for another generation.
 //!
-//! Before gfx10 a descriptor without a stride checked offsets in bytes. On gfx10 OOB_SELECT decides, and 0 stands for elements:
-//! without a stride none of them is in range. Triton 3.6 to 3.8 writes such descriptors for gfx1010 (unslothai/unsloth issue
-//! 11614): kernels load zeros and store nothing. No compiler's work-around is missing, so this is not LLVM's rule.
+//! Before gfx10, a descriptor without a stride checked offsets in bytes. On gfx10, OOB_SELECT decides, and 0 means
+//! elements: without a stride none of them is in range. Triton 3.6 to 3.8 writes such descriptors for gfx1010
+//! (unslothai/unsloth issue 11614): kernels load zeros and store nothing. No compiler's work-around is missing, so this
+//! is not LLVM's rule.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::{Context, Severity};
@@ -16,7 +17,7 @@ pub(super) static HANDLER: Handler = Handler {
                   out of range: loads return zeros, stores and atomics do nothing. A compiler for it sets OOB_SELECT to 3. \
                   With Triton, set AMDGCN_USE_BUFFER_OPS=0 and clear its cache.",
     detection: Detection::Program(check),
-    // The descriptor's constant is changed where it stands.
+    // Repair changes the descriptor's constant in place.
     repair: Repair::Elsewhere,
 };
 

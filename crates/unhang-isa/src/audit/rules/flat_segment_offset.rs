@@ -1,4 +1,4 @@
-//! `flat-segment-offset-bug`: the offset of a flat access is ignored where the address is global.
+//! `flat-segment-offset-bug`: the hardware ignores the offset of a flat access if the address is global.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -9,7 +9,7 @@ pub(super) static HANDLER: Handler = Handler {
     severity: Severity::Possible,
     explanation: "This flat access has an offset, which this chip ignores when the address is in global memory.",
     detection: Detection::Alone(breaks),
-    // The offset is added to the address beforehand.
+    // Repair adds the offset to the address beforehand.
     repair: Repair::Elsewhere,
 };
 

@@ -9,7 +9,7 @@ pub(super) static HANDLER: Handler = Handler {
     severity: Severity::Certain,
     explanation: "This chip does not have the instruction, or does something else under its number.",
     detection: Detection::Program(check),
-    // Two dot products are put together from other instructions.
+    // Repair builds two dot products from other instructions.
     repair: Repair::Elsewhere,
 };
 

@@ -10,7 +10,7 @@ pub(super) static HANDLER: Handler = Handler {
     severity: Severity::Certain,
     explanation: "s_inst_prefetch hangs the shader on this chip; compilers for it never emit the instruction.",
     detection: Detection::Alone(breaks),
-    // It becomes an s_nop.
+    // Repair turns it into an s_nop.
     repair: Repair::Elsewhere,
 };
 

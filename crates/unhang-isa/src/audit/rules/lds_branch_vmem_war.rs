@@ -1,8 +1,9 @@
-//! `lds-branch-vmem-war-hazard`: an access to LDS, a branch, an access to vector memory, or the other way round.
+//! `lds-branch-vmem-war-hazard`: an access to LDS, a branch, and an access to vector memory, or the other way round.
 //!
-//! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in one. Since LLVM 22
-//! (llvm-project pull requests 137148 and 137170, 2025) flat accesses count as vector memory, and buffer loads to LDS as local.
-//! Both are never found in code for RDNA1 itself: older compilers did not know them ([`Transfer::compiled_for`]).
+//! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in such a
+//! function. Since LLVM 22 (llvm-project pull requests 137148 and 137170, 2025) flat accesses count as vector memory,
+//! and buffer loads to LDS as local. Neither is ever reported in code for RDNA1 itself, because older compilers did not
+//! know them ([`Transfer::compiled_for`]).
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -47,15 +48,15 @@ fn local(transfer: &mut Transfer) {
     transfer.add.bits |= LOCAL_PENDING;
 }
 
-/// Reads a flat access as both older and newer compilers allow: it breaks nothing and leaves nothing pending, as before LLVM 22,
-/// and it ends what is pending, as since then.
+/// Treats a flat access as both older and newer compilers allow. As before LLVM 22, it breaks nothing and leaves
+/// nothing pending. As since then, it ends what is pending.
 pub(in crate::audit) fn excuse_flat(transfer: &mut Transfer) {
     transfer.check.bits &= !LOCAL_ARMED;
     transfer.add.bits &= !MEMORY_PENDING;
 }
 
-/// Makes a load to local memory one that breaks nothing and with which nothing can be broken. It ends what is pending of either
-/// kind: older compilers took it for an access to memory, newer ones for a local one.
+/// Makes a load to local memory break nothing and leave nothing that could be broken. It ends what is pending of either
+/// kind: older compilers treated it as an access to memory, newer ones as a local one.
 pub(in crate::audit) fn excuse_load_to_local(transfer: &mut Transfer) {
     transfer.check.bits &= !ARMED;
     transfer.add.bits &= !ALL;
@@ -96,7 +97,7 @@ mod tests {
         }
         check(&code(local, to_local), &[]);
         check(&code(flat, flat), &[]);
-        // The flat access stands before the branch, so the memory access after it is no longer a finding.
+        // The flat access is before the branch, so the memory access after it is no longer a finding.
         let memory = [0xdc30_8000, 0x0604_0001];
         check(&[&local[..], &flat, &branch, &memory].concat(), &[]);
     }
@@ -107,7 +108,7 @@ mod tests {
         let flat = crate::decode(&bytes, crate::Chip::Gfx1010).unwrap();
         let transfer = crate::audit::Transfer::compiled_for(crate::Chip::Gfx1012, &flat, false);
         let behind = transfer.apply(super::PendingSet { bits: super::ALL, ..Default::default() });
-        // An access to memory before it is as pending as it was.
+        // An earlier access to memory is still pending.
         assert_eq!(behind.bits & super::ALL, super::MEMORY_PENDING);
         assert_eq!((transfer.check.bits, transfer.add.bits & super::ALL), (0, 0));
     }

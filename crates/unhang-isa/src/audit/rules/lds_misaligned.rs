@@ -1,5 +1,5 @@
-//! `lds-misaligned-bug`: a wide access to LDS at an address that is not a multiple of its width, where a workgroup spans
-//! two compute units.
+//! `lds-misaligned-bug`: a wide access to LDS at an address that is not a multiple of its width, in a workgroup that
+//! spans two compute units.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::{Context, Severity};
@@ -19,17 +19,19 @@ pub(super) static HANDLER: Handler = Handler {
     explanation: "This access to the local data share is wider than its alignment, which this chip gets wrong when a \
                   workgroup spans two compute units.",
     detection: Detection::Program(check),
-    // Workgroup-processor mode is turned off where the workgroup fits one compute unit.
+    // Repair turns workgroup-processor mode off if the workgroup fits one compute unit.
     repair: Repair::Elsewhere,
 };
 
-/// Whether a program has wide accesses to LDS, or flat ones that may go there, which must be aligned in workgroup-processor mode.
+/// Whether a program has wide accesses to LDS, or flat ones that may go there. These must be aligned in
+/// workgroup-processor mode.
 pub(crate) fn has_wide_accesses(program: &Program) -> bool {
     program.instructions.iter().any(|instruction| wide_local_access(instruction).is_some())
 }
 
-/// Whether the local memory that a launch adds may begin where a wide access is not aligned: it begins behind the kernel's own, and a
-/// source that declares it as bytes gives it no alignment. PyTorch's sums do; the compiler believes their casts.
+/// Whether the local memory that a launch adds may begin where a wide access is misaligned. It begins after the
+/// kernel's own, and a source that declares it as bytes gives it no alignment. PyTorch's sums do; the compiler trusts
+/// their casts.
 pub(crate) fn may_begin_misaligned(program: &Program, own: u32) -> bool {
     program.instructions.iter().filter_map(wide_local_access).any(|(width, _)| !own.is_multiple_of(width))
 }
@@ -48,8 +50,8 @@ fn check(program: &Program, _: Chip, context: Context, find: &mut dyn FnMut(u32)
     }
 }
 
-/// What the address of an access of several words must be a multiple of if it is in LDS, and what is added to it first; `None` for
-/// every other instruction. Whether a flat access goes there is known only when it runs.
+/// The alignment that a multi-word access needs if it is in LDS, and what is added to its address first; `None` for
+/// every other instruction. Whether a flat access goes to LDS is known only at run time.
 #[inline]
 pub fn wide_local_access(instruction: &Instruction) -> Option<(u32, u32)> {
     let offset = instruction.bits(0, 16);
@@ -71,18 +73,18 @@ pub fn wide_local_access(instruction: &Instruction) -> Option<(u32, u32)> {
     }
 }
 
-/// What is known of local addresses within one block: the remainder of a vector register modulo 16, where a constant
-/// was moved into it or an earlier wide access showed it.
+/// What is known about local addresses within one block: a vector register modulo 16, from a constant moved into it or
+/// from an earlier wide access.
 ///
 /// Two wide accesses through one address register, with offsets that differ by less than their width, cannot both be
-/// aligned: that is as much as code alone can prove.
+/// aligned. Code alone can prove no more than that.
 #[derive(Default)]
 struct Alignments {
     known: Vec<(u8, u32, u32)>,
 }
 
 impl Alignments {
-    /// Notes what the instruction does, and says whether it is a misaligned wide local access for certain.
+    /// Notes the instruction's effect, and returns whether it is certainly a misaligned wide local access.
     fn misaligned(&mut self, instruction: &Instruction) -> bool {
         let mut misaligned = false;
         if instruction.format() == Format::Ds
@@ -122,7 +124,7 @@ impl Alignments {
         } else if matches!(instruction.format(), Format::Mubuf | Format::Mtbuf | Format::Mimg) {
             self.known.clear();
         }
-        // v_swap writes its source, and relative moves write anything.
+        // v_swap writes its source, and relative moves may write any register.
         let anything = [
             V_SWAP_B32,
             V_SWAPREL_B32,

@@ -1,8 +1,8 @@
-//! The rules, one file each: what it is called, what goes wrong, how sure that is, what an instruction does to what is
-//! pending, and what a compiler for the chip does about it.
+//! The rules, one file each: the name, what goes wrong and how certain that is. Each also says how an instruction
+//! changes what is pending, and what a compiler for the chip does about it.
 //!
-//! To add one: a file here with its [`Handler`], a variant of [`Rule`], a line in [`HANDLERS`]; and two functions in
-//! `tests/fixtures/hazards.s`, one that breaks it and one that nearly does.
+//! To add one: a file here with its [`Handler`], a variant of [`Rule`], and a line in [`HANDLERS`]. Also two functions
+//! in `tests/fixtures/hazards.s`, one that breaks the rule and one that nearly does.
 
 mod buffer_range;
 mod flat_segment_offset;
@@ -50,14 +50,14 @@ pub(super) fn handler(rule: Rule) -> &'static Handler {
     HANDLERS[rule as usize]
 }
 
-/// What a rule's file says of it.
+/// What a rule's file says about it.
 impl Rule {
-    /// The name of the rule, after LLVM's name for the hardware bug where it is one.
+    /// The name of the rule, after LLVM's name for the hardware bug if it is one.
     pub fn name(self) -> &'static str {
         handler(self).name
     }
 
-    /// How sure a finding of it is.
+    /// How certain its findings are.
     pub fn severity(self) -> Severity {
         handler(self).severity
     }
@@ -74,7 +74,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What an instruction met that it must not, by rule, with the scalar register at stake.
+/// The rules that an instruction breaks by what it met, with the scalar register involved.
 pub(super) fn broken(met: PendingSet) -> impl Iterator<Item = (Rule, Option<u8>)> {
     Rule::ALL.into_iter().filter_map(move |rule| match handler(rule).detection {
         Detection::Pending { broken, .. } => Some((rule, broken(met)?)),
@@ -91,7 +91,7 @@ mod testing {
     /// `s_endpgm`
     const END: u32 = 0xbf81_0000;
 
-    /// Panics unless the words, with an end behind them, break exactly these rules on gfx1010, in the order of the code.
+    /// Panics unless the words, followed by an end, break exactly these rules on gfx1010, in the order of the code.
     pub(super) fn check(words: &[u32], expected: &[Rule]) {
         let bytes: Vec<u8> = words.iter().chain(&[END]).flat_map(|word| word.to_le_bytes()).collect();
         let program = Program::decode(&bytes, Chip::Gfx1030, false).unwrap();

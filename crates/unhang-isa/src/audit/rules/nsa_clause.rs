@@ -26,7 +26,7 @@ fn check(program: &Program, _: Chip, _: Context, find: &mut dyn FnMut(u32)) {
             if clause > 0 && address_words(instruction) > 0 {
                 find(index);
             }
-            // s_clause n: the n + 1 instructions behind it.
+            // s_clause n: the next n + 1 instructions.
             clause =
                 if instruction.is(S_CLAUSE) { (instruction.immediate() & 0x3f) + 1 } else { clause.saturating_sub(1) };
         }

@@ -1,5 +1,6 @@
-//! An image instruction with more than five scattered address registers. LLVM emits at most five for gfx101x and thirteen for gfx103x
-//! (`getNSAMaxSize`, review D103348); Mesa's `README-ISA.md` calls longer ones unstable before GFX10.3.
+//! An image instruction with more than five scattered address registers. LLVM emits at most five for gfx101x and
+//! thirteen for gfx103x (`getNSAMaxSize`, review D103348). Mesa's `README-ISA.md` calls longer ones unstable before
+//! GFX10.3.
 
 use super::nsa_to_vmem::address_words;
 use crate::audit::handler::{Detection, Handler, Repair};
@@ -10,7 +11,7 @@ pub(super) static HANDLER: Handler = Handler {
     severity: Severity::High,
     explanation: "An image instruction has more than five scattered address registers, which this chip does not read \
                   reliably. A compiler for it moves them into a row.",
-    // The first register is in the instruction, four more in each word behind it.
+    // The first register is in the instruction, four more in each following word.
     detection: Detection::Alone(|instruction| address_words(instruction) > 1),
     repair: Repair::Nothing,
 };

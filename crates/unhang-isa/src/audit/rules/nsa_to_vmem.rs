@@ -1,5 +1,5 @@
-//! `nsa-to-vmem-bug`: a buffer access right behind an image instruction whose addresses lie in scattered registers ("non-
-//! sequential addresses"). Such an instruction has one to three words of register numbers behind it.
+//! `nsa-to-vmem-bug`: a buffer access right after an image instruction whose addresses are in scattered registers
+//! ("non-sequential addresses"). One to three words of register numbers follow such an instruction.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::{Context, Severity};
@@ -14,7 +14,7 @@ pub(super) static HANDLER: Handler = Handler {
     repair: Repair::Elsewhere,
 };
 
-/// The words of register numbers behind an image instruction; 0 for any other.
+/// The number of words with register numbers after an image instruction; 0 for any other.
 pub(crate) fn address_words(instruction: &Instruction) -> u32 {
     if instruction.format() == Format::Mimg { instruction.bits(1, 2) } else { 0 }
 }
@@ -23,14 +23,14 @@ fn check(program: &Program, _: Chip, _: Context, find: &mut dyn FnMut(u32)) {
     places(program, find);
 }
 
-/// Each buffer access before which a word belongs.
+/// Finds each buffer access that needs a word before it.
 pub(crate) fn places(program: &Program, find: &mut dyn FnMut(u32)) {
     let is_long = |index: u32| address_words(&program.instructions[index as usize]) >= 2;
-    // Compute code has hardly any images: one look tells.
+    // Compute code has hardly any images, so this quick check usually decides.
     if !(0..program.instructions.len() as u32).any(is_long) {
         return;
     }
-    // Which blocks can be entered right behind a long image instruction.
+    // Which blocks can be entered right after a long image instruction.
     let mut entered_behind_image = vec![false; program.blocks.len()];
     for block in program.blocks.iter().filter(|block| block.first < block.end && is_long(block.end - 1)) {
         for successor in block.successors.into_iter().flatten() {

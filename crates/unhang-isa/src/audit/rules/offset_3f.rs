@@ -10,7 +10,7 @@ pub(super) static HANDLER: Handler = Handler {
     explanation: "A branch by exactly 0x3f words is mishandled by this chip; compilers for it insert an `s_nop` so that \
                   the distance is another one.",
     detection: Detection::Alone(breaks),
-    // Which branches have the offset is known when code is laid out.
+    // Only the final layout shows which branches have the offset.
     repair: Repair::Elsewhere,
 };
 

@@ -36,7 +36,7 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
     }
 }
 
-/// The scalar registers that a vector instruction writes: its mask, or the destination of a read of one lane.
+/// The scalar registers that a vector instruction writes: its mask, or the destination when it reads one lane.
 fn destination(instruction: &Instruction, effects: &Effects) -> ScalarSet {
     if effects.mask_writes.is_empty()
         && instruction.definition.operand(Field::Destination).is_some_and(|slot| slot.kind == OperandKind::Scalar)
@@ -46,7 +46,8 @@ fn destination(instruction: &Instruction, effects: &Effects) -> ScalarSet {
     effects.mask_writes
 }
 
-/// Whether a scalar instruction waits for scalar loads: all do that compute, and of the waits those for them.
+/// Whether a scalar instruction waits for scalar loads: every instruction that computes does, and those waits that are
+/// for them.
 fn waits(instruction: &Instruction) -> bool {
     // Only with lgkmcnt(0).
     if instruction.is(S_WAITCNT) {
@@ -76,7 +77,7 @@ mod tests {
         let with = |between: &[u32]| [&load[..], between, &compare].concat();
         check(&with(&[]), &[Rule::ScalarMemoryToVectorWrite]);
         check(&with(&[S_MOV_B32_NULL_0]), &[]);
-        // s_waitcnt vmcnt(0) waits for others; s_waitcnt lgkmcnt(0) for it.
+        // s_waitcnt vmcnt(0) waits for other loads; s_waitcnt lgkmcnt(0) waits for this one.
         check(&with(&[0xbf8c_3f70]), &[Rule::ScalarMemoryToVectorWrite]);
         check(&with(&[0xbf8c_c07f]), &[]);
     }

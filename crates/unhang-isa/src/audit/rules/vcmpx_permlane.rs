@@ -1,4 +1,4 @@
-//! `vcmpx-permlane-hazard`: a lane permutation right behind a comparison that writes EXEC.
+//! `vcmpx-permlane-hazard`: a lane permutation right after a comparison that writes EXEC.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -38,7 +38,7 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
     }
 }
 
-/// Any vector instruction but `v_nop` is enough between the two.
+/// Any vector instruction except `v_nop` between the two is enough.
 #[inline]
 pub(in crate::audit) fn separates(instruction: &Instruction) -> bool {
     !instruction.is(V_NOP) && !instruction.is(long::V_NOP)

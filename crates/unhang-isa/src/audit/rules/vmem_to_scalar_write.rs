@@ -1,9 +1,9 @@
 //! `vmem-to-scalar-write-hazard`: a memory instruction reads a scalar register, EXEC or M0, then a scalar instruction
 //! overwrites it, with no vector instruction or full wait between.
 //!
-//! To LLVM a load from a buffer to local memory is a memory instruction and a vector one (review D124472, 2022), so that code that it
-//! compiled for RDNA1 itself has no wait behind one ([`Transfer::compiled_for`]). In other code it is a memory instruction alone, as
-//! issue 204488 of LLVM asks for.
+//! LLVM treats a load from a buffer to local memory as a memory instruction and a vector one (review D124472, 2022). So
+//! code that it compiled for RDNA1 itself has no wait after one ([`Transfer::compiled_for`]). In other code it is only
+//! a memory instruction, as issue 204488 of LLVM asks for.
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -25,7 +25,7 @@ pub(super) static HANDLER: Handler = Handler {
 
 fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
     match effects.class {
-        // Vector arithmetic waits for what stands before it.
+        // Vector arithmetic waits for everything before it.
         Class::Vector => transfer.keeps_memory_reads = false,
         Class::Scalar | Class::ScalarMemory => {
             transfer.check.memory_reads = effects.writes;
@@ -40,12 +40,14 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
     }
 }
 
-/// A load to local memory in native code is vector arithmetic too: it waits for what stands before it, and is waited for.
+/// A load to local memory in native code also counts as vector arithmetic: it waits for what is before it, and others
+/// wait for it.
 pub(in crate::audit) fn excuse_load_to_local(transfer: &mut Transfer) {
     transfer.keeps_memory_reads = false;
 }
 
-/// Everything, or the sources of vector memory instructions: the field `vm_vsrc` of `s_waitcnt_depctr`.
+/// Whether it waits for everything, or for the sources of vector memory instructions: the field `vm_vsrc` of
+/// `s_waitcnt_depctr`.
 fn waits(instruction: &Instruction) -> bool {
     instruction.is(S_WAITCNT) && instruction.immediate() == 0
         || instruction.is(S_WAITCNT_DEPCTR) && instruction.immediate() & 0b11100 == 0

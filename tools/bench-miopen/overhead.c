@@ -1,5 +1,6 @@
-// What a convolution call through libunhang_miopen.so costs over a launch of HIP's own, in processor time of the calling thread: a
-// launch of a kernel that does nothing, a small convolution that was computed before, and MIOpen's answer to a question, in turns.
+// The cost of a convolution call through libunhang_miopen.so over a launch by HIP itself, in processor time of the
+// calling thread. It times a launch of an empty kernel, a small convolution that was computed before, and a MIOpen
+// query, in turns.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

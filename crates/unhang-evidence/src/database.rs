@@ -25,9 +25,9 @@ const OPENING_PATIENCE: Duration = Duration::from_millis(1000);
 /// How long one attempt to write waits for other programs.
 const WRITING_PATIENCE: Duration = Duration::from_millis(2000);
 
-/// The migrations that lead to the present format. A released migration is never edited; the next one is appended. A
-/// record is identified by what it is about, its source and its verdict. So the table grows with what there is to
-/// know, not with how often it was seen.
+/// The migrations that lead to the present format. A released migration is never edited; the next one is appended. What
+/// a record is about, its source and its verdict identify it. So the table grows with what there is to know, not with
+/// how often it was seen.
 pub(crate) const MIGRATIONS: [&str; 4] = [
     "CREATE TABLE records (
         machine TEXT NOT NULL,
@@ -69,7 +69,7 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
         PRIMARY KEY (machine, problem)
     ) WITHOUT ROWID;",
     // Which of our GPU kernels was measured as the fastest. Filed by device, not by machine: another torch does not
-    // change it, other kernels do.
+    // change the result, but other kernels do.
     "CREATE TABLE tunings (
         device TEXT NOT NULL,
         problem TEXT NOT NULL,
@@ -142,17 +142,32 @@ pub(crate) struct Database {
 }
 
 impl Database {
+    fn closed(home: &Path, notices: Arc<Notices>) -> Database {
+        let path = home.join(FILE);
+        Database { path, connection: None, notices, repaired: false, only_read: false, foreign: false }
+    }
+
+    /// Opens the file in the folder, or goes on without one if there is no such folder.
+    pub(crate) fn open_existing(home: &Path, notices: Arc<Notices>) -> Database {
+        if std::fs::symlink_metadata(home).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            if std::env::var_os("UNHANG_HOME").is_some_and(|named| !named.is_empty()) {
+                notices
+                    .say(format!("UNHANG_HOME names {}, which does not exist: no evidence is known", home.display()));
+            }
+            return Database::closed(home, notices);
+        }
+        Database::open(home, notices)
+    }
+
     /// Opens the file in the folder, or goes on without one.
     pub(crate) fn open(home: &Path, notices: Arc<Notices>) -> Database {
-        let path = home.join(FILE);
-        let mut database =
-            Database { path, connection: None, notices, repaired: false, only_read: false, foreign: false };
+        let mut database = Database::closed(home, notices);
         match PrivateFolder::open(home) {
             Err(error) if error.is_suspicious() => database.connect_to_foreign(&error),
             Err(error) => {
                 // The folder cannot be created, or the path cannot be searched.
                 database.notices.say(format!(
-                    "the folder {} cannot be made ({error}): going on without kept evidence; set UNHANG_HOME to a folder that can be written",
+                    "the folder {} cannot be created ({error}): continuing without stored evidence; set UNHANG_HOME to a folder that can be written",
                     home.display()
                 ));
             }
@@ -170,9 +185,9 @@ impl Database {
         (self.foreign, self.only_read) = (true, true);
         self.connection = open_for_reading(&self.path);
         let rest = if self.connection.is_some() {
-            "it is read as what others claim, and not added to"
+            "it is read as what others claim, and nothing is added to it"
         } else {
-            "going on without kept evidence"
+            "continuing without stored evidence"
         };
         self.notices.say(format!("{why}: {rest}; set UNHANG_HOME to a folder that is yours alone"));
     }
@@ -199,7 +214,7 @@ impl Database {
             match Trouble::of(&error) {
                 Trouble::Busy if attempts < 3 => continue,
                 Trouble::Busy => self.notices.say(format!(
-                    "{} is held by another program: some evidence of this run is not kept",
+                    "{} is locked by another program: some evidence of this run is lost",
                     self.path.display()
                 )),
                 Trouble::Unusable(why) if !self.repaired => {
@@ -219,10 +234,9 @@ impl Database {
                     continue;
                 }
                 Trouble::Unwritable(_) if self.only_read => {}
-                Trouble::Unusable(why) | Trouble::Unwritable(why) => self.notices.say(format!(
-                    "{} cannot be used ({why}): some evidence of this run is not kept",
-                    self.path.display()
-                )),
+                Trouble::Unusable(why) | Trouble::Unwritable(why) => self
+                    .notices
+                    .say(format!("{} cannot be used ({why}): some evidence of this run is lost", self.path.display())),
                 Trouble::Newer(_) => {}
             }
             return false;
@@ -247,19 +261,22 @@ impl Database {
         }
         let path = self.path.display();
         match trouble {
-            Trouble::Unusable(why) => self.notices.say(format!("{path} cannot be used ({why}): going on without it")),
+            Trouble::Unusable(why) => self.notices.say(format!("{path} cannot be used ({why}): continuing without it")),
             Trouble::Newer(version) => self.notices.say(format!(
-                "{path} was written by a newer unhang (format {version}, this one knows {}): going on without it",
+                "{path} was written by a newer unhang (format {version}, this one knows {}): continuing without it",
                 MIGRATIONS.len()
             )),
             Trouble::Busy => {
-                self.notices.say(format!("{path} is held by another program: going on without kept evidence"));
+                self.notices.say(format!("{path} is locked by another program: continuing without stored evidence"));
             }
             Trouble::Unwritable(why) => {
                 self.connection = open_for_reading(&self.path);
                 self.only_read = true;
-                let rest =
-                    if self.connection.is_some() { "it is read, and not added to" } else { "going on without it" };
+                let rest = if self.connection.is_some() {
+                    "it is read, and nothing is added to it"
+                } else {
+                    "continuing without it"
+                };
                 self.notices.say(format!("{path} cannot be written ({why}): {rest}"));
             }
         }
@@ -334,7 +351,7 @@ impl Database {
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
             Err(error) => {
                 self.notices.say(format!(
-                    "{path} cannot be used ({why}) and cannot be set aside ({error}): going on without it"
+                    "{path} cannot be used ({why}) and cannot be set aside ({error}): continuing without it"
                 ));
                 false
             }

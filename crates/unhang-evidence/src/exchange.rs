@@ -212,7 +212,7 @@ fn check_tuning(line: &TuningLine) -> Result<Tuning, String> {
     let times = [("seconds", line.seconds), ("spread", line.spread), ("model_seconds", line.model_seconds)];
     if let Some((name, value)) = times.into_iter().find(|(_, it)| !it.is_finite() || !(0.0..=MAX_SECONDS).contains(it))
     {
-        return Err(format!("{name} is {value}: it must lie between 0 and {MAX_SECONDS}"));
+        return Err(format!("{name} is {value}: it must be between 0 and {MAX_SECONDS}"));
     }
     check_time(line.unix_seconds)?;
     let tuned = Tuned {
@@ -243,7 +243,7 @@ pub enum ImportError {
     #[error("the file is larger than {MAX_BYTES} bytes")]
     TooLarge,
     /// It has more records than are accepted.
-    #[error("the file announces {0} records: no more than {MAX_RECORDS} are taken")]
+    #[error("the file announces {0} records: at most {MAX_RECORDS} are accepted")]
     TooMany(u64),
     /// The first line is not a header.
     #[error("line 1 is not the header of an evidence file such as {{\"unhang_evidence\":1,\"records\":12}}: {0}")]
@@ -260,7 +260,7 @@ pub enum ImportError {
         reason: String,
     },
     /// The number of records differs from the header: the file was truncated or concatenated.
-    #[error("the header announces {announced} records and the file has {found}: it was cut, or something was added")]
+    #[error("the header announces {announced} records and the file has {found}: lines are missing or were added")]
     Count {
         /// The number in the header.
         announced: u64,
@@ -320,7 +320,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
             let line: TuningLine = serde_json::from_str(&text).map_err(|error| refusal(number, error.to_string()))?;
             let tuning = check_tuning(&line).map_err(|reason| refusal(number, reason))?;
             if !tuned.insert((line.device, line.problem)) {
-                return Err(refusal(number, "it says again what an earlier line says".to_owned()));
+                return Err(refusal(number, "it repeats an earlier line".to_owned()));
             }
             tunings.push(Tuning { source: RecordSource::Import, ..tuning });
             continue;
@@ -331,7 +331,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
         let about =
             (record.machine.clone(), record.problem.clone(), record.engine, record.variant.clone(), record.verdict);
         if !seen.insert(about) {
-            return Err(refusal(number, "it says again what an earlier line says".to_owned()));
+            return Err(refusal(number, "it repeats an earlier line".to_owned()));
         }
         records.push(Record { source: RecordSource::Import, ..record });
     }
@@ -360,7 +360,7 @@ fn check(line: &Line) -> Result<Record, String> {
     }
     for (name, value) in [("seconds", line.seconds), ("first_seconds", line.first_seconds)] {
         if value.is_some_and(|it| !it.is_finite() || !(0.0..=MAX_SECONDS).contains(&it)) {
-            return Err(format!("{name} is {:?}: it must lie between 0 and {MAX_SECONDS}", value.unwrap_or_default()));
+            return Err(format!("{name} is {:?}: it must be between 0 and {MAX_SECONDS}", value.unwrap_or_default()));
         }
     }
     if line.detail.chars().count() > MAX_DETAIL {
@@ -387,11 +387,7 @@ fn check(line: &Line) -> Result<Record, String> {
 fn check_problem(key: &str) -> Result<Problem, String> {
     let problem: Problem = key.parse().map_err(|error| format!("{error}"))?;
     // A problem has one key. A second spelling would count as another record.
-    if problem.to_string() == key {
-        Ok(problem)
-    } else {
-        Err(format!("the key is not in its one form, which is {problem}"))
-    }
+    if problem.to_string() == key { Ok(problem) } else { Err(format!("the key must be written as {problem}")) }
 }
 
 fn check_source(name: &str) -> Result<RecordSource, String> {
@@ -399,7 +395,7 @@ fn check_source(name: &str) -> Result<RecordSource, String> {
     if matches!(source, RecordSource::Probe | RecordSource::Run) {
         return Ok(source);
     }
-    Err(format!("its source is {source}: only what was seen by a probe or in a run is taken"))
+    Err(format!("its source is {source}: only records from a probe or a run are accepted"))
 }
 
 fn check_time(unix_seconds: i64) -> Result<(), String> {
@@ -425,7 +421,7 @@ fn word(name: &str, text: &str) -> Result<(), String> {
         return Err(format!("the {name} is longer than {MAX_WORD} characters"));
     }
     match text.chars().find(|c| !(c.is_ascii_alphanumeric() || "._+-:=;,".contains(*c))) {
-        Some(c) => Err(format!("the {name} holds {c:?}: only letters, digits and ._+-:=;, may stand there")),
+        Some(c) => Err(format!("the {name} holds {c:?}: only letters, digits and ._+-:=;, are allowed")),
         None => Ok(()),
     }
 }

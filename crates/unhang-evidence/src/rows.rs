@@ -140,13 +140,14 @@ pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Resu
             remove_intent(&transaction, *id)?;
         }
     }
-    // A canary is about an engine on a machine. It is deleted when everything about them is.
+    // A canary is about an engine on a machine. It is deleted when everything about them is. Its name says more behind
+    // the engine's: a family or type, the place of a card, that it was rehearsed.
     if filter.problem.is_none() && filter.verdict.is_none() && filter.source.is_none() {
         let machine = filter.machine.clone();
         let engine = filter.engine.map(|engine| engine.name());
         transaction.execute(
             "DELETE FROM canaries WHERE (?1 IS NULL OR machine = ?1)
-             AND (?2 IS NULL OR name = ?2 OR substr(name, 1, length(?2) + 1) = ?2 || ':')",
+             AND (?2 IS NULL OR name = ?2 OR substr(name, 1, length(?2) + 1) IN (?2 || ':', ?2 || '@', ?2 || ' '))",
             params![machine, engine],
         )?;
     }

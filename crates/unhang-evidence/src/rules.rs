@@ -1,4 +1,5 @@
-//! Built-in rules: what five reports of one RX 5600 XT ("the seeds", `docs/internals/seeds.md`) claim about MIOpen on RDNA1.
+//! Built-in rules: what five reports about one RX 5600 XT ("the seeds", `docs/internals/seeds.md`) claim about MIOpen
+//! on RDNA1.
 //!
 //! The reports contradict each other. So each rule states its source, the versions, and what contradicts it. A rule
 //! makes a combination suspect. It never proves that something hangs, and no rule says that something works. Nobody

@@ -72,16 +72,25 @@ impl Store {
     pub fn open_default() -> Store {
         match crate::home() {
             Some(home) => Store::open(&home),
-            None => Store::without("there is neither UNHANG_HOME nor HOME: going on without kept evidence"),
+            None => Store::without("there is neither UNHANG_HOME nor HOME: continuing without stored evidence"),
         }
+    }
+
+    /// Opens the store in unhang's own folder for somebody who only reads: no folder is created.
+    pub fn open_existing() -> Store {
+        crate::home().map_or_else(Store::open_default, |home| Store::open_by(&home, Database::open_existing))
     }
 
     /// Opens the store in a folder, and creates the folder if needed.
     pub fn open(home: &Path) -> Store {
+        Store::open_by(home, Database::open)
+    }
+
+    fn open_by(home: &Path, open: fn(&Path, Arc<Notices>) -> Database) -> Store {
         let process = std::process::id();
         let first = FIRST_PROCESS.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
         if first.is_err_and(|first| first != process) {
-            return Store::without("this process was forked from one that uses the store: going on without it");
+            return Store::without("this process was forked from one that uses the store: continuing without it");
         }
         let notices = Arc::new(Notices::default());
         let queue = Arc::new(Queue::default());
@@ -89,14 +98,14 @@ impl Store {
         let spawned = std::thread::Builder::new().name("unhang-evidence".to_owned()).spawn({
             let (home, notices, queue) = (home.to_owned(), notices.clone(), queue.clone());
             move || {
-                let database = Database::open(&home, notices.clone());
+                let database = open(&home, notices.clone());
                 let _ = opened.send((database.is_open(), database.is_foreign()));
                 serve(database, &queue, &notices);
             }
         });
         let thread = match spawned {
             Ok(thread) => thread,
-            Err(error) => return Store::without(&format!("no thread for the store ({error}): going on without it")),
+            Err(error) => return Store::without(&format!("no thread for the store ({error}): continuing without it")),
         };
         match when_opened.recv_timeout(OPENING_DEADLINE) {
             Ok((true, foreign)) => {
@@ -110,7 +119,7 @@ impl Store {
                 // The thread hangs in the file system. It ends by itself if that ever answers.
                 queue.close();
                 Store::without(&format!(
-                    "{} did not answer within {} s: going on without kept evidence",
+                    "{} did not answer within {} s: continuing without stored evidence",
                     home.display(),
                     OPENING_DEADLINE.as_secs()
                 ))
@@ -217,19 +226,6 @@ impl Store {
         self.ask(ANSWER_DEADLINE, move |connection| rows::seen(connection, &machine)).unwrap_or_default()
     }
 
-    /// Writes down what is about to be tried, and returns once that is safely on disk. If the attempt crashes the
-    /// machine, its name is there afterwards. `None` if it could not be written; the caller decides whether to try
-    /// anyway.
-    pub fn intend(&self, intent: Intent) -> Option<IntentId> {
-        let owner = Owner::this().to_text();
-        self.ask(INTENT_DEADLINE, move |connection| {
-            connection.pragma_update(None, "synchronous", "FULL")?;
-            let written = rows::put_intent(connection, &intent, &owner);
-            connection.pragma_update(None, "synchronous", "NORMAL")?;
-            written
-        })
-    }
-
     /// The attempt finished, or its supervisor saw how it ended: the record replaces the intent, in one step.
     pub fn resolve(&self, intent: IntentId, record: Record) {
         self.insist(Box::new(move |connection| {
@@ -240,10 +236,10 @@ impl Store {
         }));
     }
 
-    /// Writes how attempts ended and what is tried next, in one step that is safely on disk when this returns.
-    /// Probers use this, because [`Store::intend`] and [`Store::resolve`] one by one would be too slow. An attempt
-    /// whose intent could not be written has none to remove. Returns the names of the new intents in order, or `None`
-    /// if nothing was written; the caller may then offer the same again.
+    /// Writes how attempts ended and what is tried next, in one step that is safely on disk when this returns. If an
+    /// attempt crashes the machine, its name is there afterwards. An attempt whose intent could not be written has none
+    /// to remove. Returns the names of the new intents in order, or `None` if nothing was written; the caller may then
+    /// offer the same again.
     pub fn advance(&self, ended: Vec<(Option<IntentId>, Record)>, next: Vec<Intent>) -> Option<Vec<IntentId>> {
         let owner = Owner::this().to_text();
         self.ask(INTENT_DEADLINE, move |connection| {
@@ -354,12 +350,6 @@ impl Store {
         let claims = found.into_iter().filter(|(_, record)| record.source != RecordSource::Rehearsal);
         let claims = claims.map(|(place, record)| (place, Record { source: RecordSource::Import, ..record }));
         claims.filter(|_| filter.source.is_none_or(|source| source == RecordSource::Import)).collect()
-    }
-
-    /// Writes all of them or none. Returns their number, or `None` if they could not be written.
-    pub fn record_all(&self, records: Vec<Record>) -> Option<usize> {
-        let count = records.len();
-        self.import(records, Vec::new()).map(|()| count)
     }
 
     /// Takes what others found, and their fastest kernels where nothing was measured here: all of it or nothing.

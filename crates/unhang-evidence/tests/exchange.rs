@@ -1,4 +1,4 @@
-//! The exchange file: what goes out comes in again, and nothing else does.
+//! The exchange file: an import reads exactly what an export wrote.
 
 use proptest::prelude::*;
 use unhang_engine::{EngineName, Tuned, Verdict};
@@ -60,7 +60,7 @@ fn hostile_files_are_refused_whole() {
     check_refused("{\"unhang_evidence\":1,\"records\":99999999999}", "99999999999 records");
     check_refused(&format!("{HEADER}\n"), "announces 1 records and the file has 0");
     check_refused(&format!("{HEADER}\n{LINE}\n{LINE}\n"), "has 2");
-    check_refused(&format!("{}\n{LINE}\n{LINE}\n", HEADER.replace("1}", "2}")), "line 3: it says again");
+    check_refused(&format!("{}\n{LINE}\n{LINE}\n", HEADER.replace("1}", "2}")), "line 3: it repeats");
     check_refused(&format!("{HEADER}\n{LINE}\n\n"), "has 2");
     check_refused(&format!("{HEADER}\n{}\n", "x".repeat(10_000)), "longer than 8192");
     check_refused(&format!("{HEADER}\n{}\n", "[".repeat(5000)), "line 2");
@@ -71,7 +71,7 @@ fn hostile_files_are_refused_whole() {
         format!("{HEADER}\n{line}\n")
     };
     check_refused(&with("1x16x64x64", "1x0x64x64"), "input channels is 0");
-    check_refused(&with("1x16x64x64", "01x16x64x64"), "one form");
+    check_refused(&with("1x16x64x64", "01x16x64x64"), "must be written as");
     check_refused(&with("1x16x64x64", "99999999999999999999x1x1x1"), "does not read");
     check_refused(&with("1x16x64x64", "2147483647x2147483647x2147483647x2147483647"), "overflows");
     check_refused(&with("miopen", "rm -rf"), "unknown engine");
@@ -113,7 +113,7 @@ fn an_endless_file_is_refused() {
 }
 
 proptest! {
-    /// Whatever a file says: refused, or taken with nothing in it that is not printable.
+    /// Any file is either rejected, or accepted with nothing in it that is not printable.
     #[test]
     fn no_file_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = exchange::read(&bytes[..]);
@@ -122,7 +122,7 @@ proptest! {
         let _ = exchange::read(&file[..]);
     }
 
-    /// One byte of a good file changed: it is refused, or still a good record.
+    /// A good file with one changed byte is rejected, or still holds a good record.
     #[test]
     fn a_changed_byte_never_makes_a_bad_record(at in 0..LINE.len(), byte in any::<u8>()) {
         let mut file = format!("{HEADER}\n{LINE}\n").into_bytes();
@@ -134,7 +134,7 @@ proptest! {
         }
     }
 
-    /// No word with a slash survives, whatever stands around it.
+    /// No word with a slash survives, whatever surrounds it.
     #[test]
     fn no_path_is_left(text in "[ -~é\\n\\t]{0,40}", folder in "[a-z]{1,8}", name in "[a-zA-Z0-9]{3,9}") {
         let private = Private::new([name.clone()]);
@@ -179,7 +179,7 @@ fn tunings_travel_as_hints_and_rehearsals_stay_at_home() {
     let line = text.lines().nth(1).unwrap();
     let file = |count: u32, line: &str| format!("{{\"unhang_evidence\":1,\"records\":0,\"tunings\":{count}}}\n{line}");
     check_refused(&file(2, line), "announces 2");
-    check_refused(&file(2, &format!("{line}\n{line}")), "says again");
+    check_refused(&file(2, &format!("{line}\n{line}")), "repeats an earlier line");
     check_refused(&file(1, &line.replace("0.0015", "-1")), "seconds is -1");
     check_refused(&file(1, &line.replace("gemm:128", "gemm 128")), "choice");
     check_refused(&file(1, &line.replace("run", "rule")), "source");
@@ -207,7 +207,8 @@ fn a_file_is_taken_whole_or_not_at_all() {
     assert!(store.tunings().is_empty());
     let database = rusqlite::Connection::open(folder.path().join("evidence.db")).unwrap();
     database.execute_batch("ALTER TABLE tunings RENAME TO elsewhere").unwrap();
-    // The store is set aside at the tunings, and a new one begun: the records before them must not stay in the old one.
+    // The store is set aside at the tunings, and a new one is created. The records before them must not stay in the old
+    // one.
     assert_eq!(store.import(vec![sample()], vec![tuning()]), Some(()));
     assert_eq!((store.records(&Filter::default()).len(), store.tunings().len()), (1, 1));
 }
@@ -216,7 +217,7 @@ fn a_file_is_taken_whole_or_not_at_all() {
 fn what_others_claim_never_makes_a_start_long() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path());
-    // One convolution and ever new machines: each claim is compared with all the others about it.
+    // One convolution and ever more machines: each claim is compared with all the others about it.
     let claims = |first: u32, count: u32| -> Vec<Record> {
         let claim = |machine: u32| Record {
             machine: format!("{machine:08x}"),

@@ -30,7 +30,7 @@ fn filled(home: &Path, verdict: Verdict) {
     }));
 }
 
-/// What a store says that others could have written: claims, no proof, no canary, and nothing is added.
+/// A store that others could have written gives claims, but no proof and no canary. Nothing is added to it.
 #[track_caller]
 fn check_foreign(home: &Path, notice: &str) {
     let store = Store::open(home);

@@ -1,4 +1,4 @@
-//! The types of MIOpen's functions, and the functions found by name.
+//! The types of MIOpen's functions, and the functions, looked up by name.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -6,14 +6,14 @@ use unhang_conv::Direction;
 
 use crate::{Opaque, Performance, Solution, Status, index_of};
 
-/// Makes something and writes its handle.
+/// Creates something and writes its handle.
 pub type Create = unsafe extern "C" fn(*mut Opaque) -> Status;
-/// Ends something.
+/// Destroys something.
 pub type Destroy = unsafe extern "C" fn(Opaque) -> Status;
-/// A query of one direction: handle, two operands, convolution, result, and what is asked.
+/// A query of one direction: handle, two operands, convolution, result, and room for the answer.
 pub type Query<T> = unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, T) -> Status;
-/// Handle, descriptor and address of both operands, convolution, descriptor and address of the result, room for how many
-/// algorithms, how many there are, these, workspace, its bytes, whether the search is exhaustive.
+/// Handle, descriptor and address of both operands, convolution, descriptor and address of the result. Then room for
+/// how many algorithms, their number, the algorithms, workspace, its bytes, whether the search is exhaustive.
 #[rustfmt::skip]
 pub type Find = unsafe extern "C" fn(
     Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut c_int, *mut Performance, Opaque, usize, bool,
@@ -24,17 +24,17 @@ pub type Find = unsafe extern "C" fn(
 pub type Execute = unsafe extern "C" fn(
     Opaque, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *const c_void, Opaque, Opaque, Opaque, usize,
 ) -> Status;
-/// A query with room for how many solutions, how many there are, and these.
+/// A query with room for how many solutions, their number, and the solutions.
 pub type GetSolution =
     unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, usize, *mut usize, *mut Solution) -> Status;
-/// A query with the solver's id, for its workspace's bytes.
+/// A query with the solver's id, for the size of its workspace in bytes.
 pub type SolutionWorkspaceSize =
     unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, u64, *mut usize) -> Status;
 /// Handle, descriptor and address of both operands, convolution, descriptor and address of the result, workspace, its bytes,
 /// the solver's id.
 pub type Immediate =
     unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, usize, u64) -> Status;
-/// Handle, alpha, descriptor and address of what is read, beta, descriptor and address of the result.
+/// Handle, alpha, descriptor and address of the source, beta, descriptor and address of the result.
 pub type Bias = unsafe extern "C" fn(Opaque, *const c_void, Opaque, Opaque, *const c_void, Opaque, Opaque) -> Status;
 /// [`Execute`] up to the algorithm, workspace, its bytes, then a scalar and a tensor to add, bias, activation and result.
 #[rustfmt::skip]
@@ -43,8 +43,8 @@ pub type BiasActivation = unsafe extern "C" fn(
     Opaque, Opaque, Opaque, Opaque,
 ) -> Status;
 
-/// Handle, mode, alpha, beta, descriptor and address of x and y, then those of the parameters, scale, bias, the share of the new
-/// statistics, running mean and variance, epsilon, saved mean and inverse deviation.
+/// Handle, mode, alpha, beta, descriptor and address of x and y. Then the descriptor of the parameters, scale, bias,
+/// the share of the new statistics, running mean and variance, epsilon, saved mean and inverse deviation.
 #[rustfmt::skip]
 pub type BatchNormTrain = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque, f64, Opaque, Opaque,
@@ -61,7 +61,8 @@ pub type BatchNormTrain3 = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque,
     f64, Opaque, Opaque, Opaque,
 ) -> Status;
-/// Handle, mode, alpha, beta, descriptor and address of x and y, then those of the parameters, scale, bias, mean, variance, epsilon.
+/// Handle, mode, alpha, beta, descriptor and address of x and y, then the descriptor of the parameters, scale, bias,
+/// mean, variance, epsilon.
 #[rustfmt::skip]
 pub type BatchNormInfer = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64,
@@ -77,8 +78,8 @@ pub type BatchNormInfer3 = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64,
     Opaque,
 ) -> Status;
-/// Handle, mode, four scalars, descriptor and address of x, dy and dx, then those of the parameters, scale, the gradients of scale and bias,
-/// epsilon, saved mean and inverse deviation.
+/// Handle, mode, four scalars, descriptor and address of x, dy and dx. Then the descriptor of the parameters, scale,
+/// the gradients of scale and bias, epsilon, saved mean and inverse deviation.
 #[rustfmt::skip]
 pub type BatchNormBackward = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
@@ -90,14 +91,15 @@ pub type BatchNormBackward2 = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
     Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque,
 ) -> Status;
-/// [`BatchNormBackward2`] with the bias behind the scale, and an activation.
+/// [`BatchNormBackward2`] with the bias after the scale, and an activation.
 #[rustfmt::skip]
 pub type BatchNormBackward3 = unsafe extern "C" fn(
     Opaque, c_int, *const c_void, *const c_void, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
     Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque, Opaque,
 ) -> Status;
 
-/// Handle, pooling, alpha, descriptor and address of x, beta, those of y, whether indices are kept, the workspace for them, its bytes.
+/// Handle, pooling, alpha, descriptor and address of x, beta, those of y, whether to keep indices, the workspace for
+/// them, its bytes.
 #[rustfmt::skip]
 pub type PoolingForward = unsafe extern "C" fn(
     Opaque, Opaque, *const c_void, Opaque, Opaque, *const c_void, Opaque, Opaque, bool, Opaque, usize,
@@ -108,35 +110,42 @@ pub type PoolingBackward = unsafe extern "C" fn(
     Opaque, Opaque, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const c_void, Opaque, Opaque, Opaque,
 ) -> Status;
 
-/// `miopenTensorArgument_t`: a tensor of a problem of "find 2.0".
+/// Handle, reduction, indices and their bytes, workspace and its bytes, alpha, descriptor and address of x, beta, those of
+/// y.
+#[rustfmt::skip]
+pub type Reduce = unsafe extern "C" fn(
+    Opaque, Opaque, Opaque, usize, Opaque, usize, *const c_void, Opaque, Opaque, *const c_void, Opaque, Opaque,
+) -> Status;
+
+/// `miopenTensorArgument_t`: a tensor of a "find 2.0" problem.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct TensorArgument {
     /// Which one: 1, 2 and 3 are a convolution's x, w and y.
     pub id: c_int,
-    /// Another descriptor than the problem's, behind a pointer, or null.
+    /// A pointer to a descriptor that replaces the problem's, or null.
     pub descriptor: *const Opaque,
     /// Its address.
     pub buffer: Opaque,
 }
 
-/// How a name is looked up in a library; null where it is not there.
+/// Looks a name up in a library; null if it is missing.
 type LookUp<'a> = &'a dyn Fn(&CStr) -> *mut c_void;
 
-/// The function of a name.
+/// The function with that name.
 ///
 /// # Safety
 /// `T` is an `Option` of a function pointer of that function's type.
 unsafe fn function<T>(look_up: LookUp<'_>, name: &str) -> T {
     let found = CString::new(name).map_or(std::ptr::null_mut(), |name| look_up(&name));
     const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
-    // SAFETY: as the caller says; null means none.
+    // SAFETY: guaranteed by the caller; null means `None`.
     unsafe { std::mem::transmute_copy::<*mut c_void, T>(&found) }
 }
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: $symbol:literal as $type:ty;)*) => {
-        /// The functions, and those that each direction has. One that the library lacks is `None`.
+        /// The functions, and those of each direction. A function that the library lacks is `None`.
         #[derive(Debug)]
         pub struct Functions {
             $($(#[$doc])* #[doc = concat!("`", $symbol, "`.")] pub $name: Option<$type>,)*
@@ -147,7 +156,7 @@ macro_rules! functions {
             /// Looks every function up.
             ///
             /// # Safety
-            /// What is found is MIOpen's function of that name, and stays loaded.
+            /// `look_up` finds MIOpen's functions under their names, and they stay loaded.
             pub unsafe fn load(look_up: LookUp<'_>) -> Functions {
                 // SAFETY: the types are those of MIOpen's header.
                 unsafe {
@@ -164,7 +173,7 @@ macro_rules! functions {
 
 macro_rules! direction_functions {
     ($($name:ident: $before:literal .. $after:literal as $type:ty;)*) => {
-        /// The functions that each direction has; `…` is its name.
+        /// The functions that every direction has; `…` stands for its name.
         #[derive(Debug)]
         pub struct DirectionFunctions {
             $(#[doc = concat!("`", $before, "…", $after, "`.")] pub $name: Option<$type>,)*
@@ -174,7 +183,7 @@ macro_rules! direction_functions {
             /// # Safety
             /// As [`Functions::load`].
             unsafe fn load(look_up: LookUp<'_>, direction: &str) -> DirectionFunctions {
-                // SAFETY: the types are those of MIOpen's header, the same in all directions.
+                // SAFETY: the types are those of MIOpen's header, equal in all directions.
                 unsafe {
                     DirectionFunctions {
                         $($name: function(look_up, &[$before, direction, $after].concat()),)*
@@ -245,6 +254,8 @@ functions! {
     pooling_index_mode: "miopenGetPoolingWorkSpaceIndexMode" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
     pooling_forward: "miopenPoolingForward" as PoolingForward;
     pooling_backward: "miopenPoolingBackward" as PoolingBackward;
+    reduction: "miopenGetReduceTensorDescriptor" as unsafe extern "C" fn(Opaque, *mut c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int) -> Status;
+    reduce: "miopenReduceTensor" as Reduce;
     set_problem_tensor: "miopenSetProblemTensorDescriptor" as unsafe extern "C" fn(Opaque, c_int, Opaque) -> Status;
     set_workspace_limit: "miopenSetFindOptionWorkspaceLimit" as unsafe extern "C" fn(Opaque, usize) -> Status;
     destroy_options: "miopenDestroyFindOptions" as Destroy;
@@ -293,7 +304,7 @@ mod tests {
             names.borrow_mut().push(name.to_str().unwrap().to_owned());
             std::ptr::null_mut()
         };
-        // SAFETY: nothing is found.
+        // SAFETY: no function is found.
         let functions = unsafe { Functions::load(&look_up) };
         assert!(functions.create.is_none() && functions.of(Direction::BackwardData).find.is_none());
         let mut names = names.into_inner();

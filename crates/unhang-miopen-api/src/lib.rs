@@ -1,7 +1,7 @@
-//! MIOpen's C interface as its header has it: the types, and the functions that we call or stand before, found by name.
+//! MIOpen's C interface as in its header: the types, and the functions that we call or interpose, looked up by name.
 //!
-//! The library at MIOpen's boundary and the probe's [`child`] share this one description. It loads nothing: whoever has a
-//! library says how a name is looked up in it. It must not know what a call is for, nor any framework.
+//! The library at MIOpen's boundary and the probe's [`child`] share this one description. It loads nothing: the owner
+//! of a library provides the look-up. It must not know what a call is for, nor any framework.
 
 #![deny(unsafe_code)]
 
@@ -51,7 +51,7 @@ pub const fn meaning(status: Status) -> &'static str {
     }
 }
 
-/// `miopenDataType_t` of a type of ours.
+/// The `miopenDataType_t` of one of our types.
 pub const fn code_of(data_type: DataType) -> c_int {
     match data_type {
         DataType::F16 => 0,
@@ -61,21 +61,21 @@ pub const fn code_of(data_type: DataType) -> c_int {
     }
 }
 
-/// The type of ours that a `miopenDataType_t` stands for.
+/// Our type for a `miopenDataType_t`.
 pub fn data_type_of(code: c_int) -> Option<DataType> {
     [DataType::F16, DataType::F32, DataType::Bf16, DataType::F64].into_iter().find(|&it| code_of(it) == code)
 }
 
-/// The algorithm that our results are filed under: "direct" has the same number in all directions.
+/// The algorithm under which our results are filed. "Direct" has the same number in all directions.
 pub const ALGORITHM_DIRECT: c_int = 1;
-/// MIOpen's naive solvers, forward, backward-data and backward-weights. They need neither a search nor a workspace, so that
-/// an id of these that a framework has stored stays valid where the real library computes.
+/// MIOpen's naive solvers, forward, backward-data and backward-weights. They need neither a search nor a workspace. So
+/// an id that a framework has stored stays valid when the real library computes.
 pub const NAIVE_SOLVERS: [u64; 3] = [85, 86, 87];
 
-/// `miopenConvolution` of `miopenConvolutionMode_t`: torch uses this mode for everything, groups and transposed convolutions
-/// included.
+/// `miopenConvolution` of `miopenConvolutionMode_t`. Torch uses this mode for everything, including groups and
+/// transposed convolutions.
 pub const MODE_CONVOLUTION: c_int = 0;
-/// `miopenTranspose`; the other modes differ in nothing that the group count does not say.
+/// `miopenTranspose`. The other modes say nothing that the group count does not.
 pub const MODE_TRANSPOSE: c_int = 1;
 
 /// `miopenConvAlgoPerf_t`.
@@ -84,7 +84,7 @@ pub const MODE_TRANSPOSE: c_int = 1;
 pub struct Performance {
     /// The algorithm's number in its direction.
     pub algorithm: c_int,
-    /// As MIOpen measured it.
+    /// The time that MIOpen measured.
     pub milliseconds: f32,
     /// Bytes of workspace.
     pub memory: usize,
@@ -94,7 +94,7 @@ pub struct Performance {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Solution {
-    /// As MIOpen estimates or remembers it.
+    /// The time that MIOpen estimates or remembers.
     pub milliseconds: f32,
     /// Bytes of workspace.
     pub workspace: usize,
@@ -104,7 +104,7 @@ pub struct Solution {
     pub algorithm: c_int,
 }
 
-/// Where a direction stands in what has an entry for each: forward, backward-data, backward-weights.
+/// The index of a direction in arrays with an entry for each: forward, backward-data, backward-weights.
 pub const fn index_of(direction: Direction) -> usize {
     match direction {
         Direction::Forward => 0,

@@ -1,6 +1,6 @@
 // A stand-in for libMIOpen with the HIP runtime in it: the same interface, a naive convolution on the CPU behind it. It holds the
-// caller to the interface's rules (a search before a convolution, the workspace that was asked for, descriptors that live), and
-// STAND_IN has it misbehave.
+// caller to the interface's rules (a search before a convolution, the workspace that was asked for, descriptors that
+// live). STAND_IN has it misbehave.
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -82,7 +82,8 @@ static size_t offset(const Tensor *t, int a, int b, int c, int d) {
     return (size_t)a * t->stride[0] + (size_t)b * t->stride[1] + (size_t)c * t->stride[2] + (size_t)d * t->stride[3];
 }
 
-// Every product of an element of x and one of w, added to one of y; the result is whichever of the three the direction writes.
+// Every product of an element of x and one of w, added to one of y. The result is whichever of the three the direction
+// writes.
 static void convolve(int direction, const Convolution *it, const Tensor *t[3], void *data[3]) {
     const Tensor *x = t[0], *w = t[1], *y = t[2];
     int result = direction == FORWARD ? 2 : direction == DATA ? 0 : 1;
@@ -130,7 +131,7 @@ static int execute(int direction, const float *alpha, const float *beta, int alg
         *bytes = WORKSPACE; \
         return handle != NULL && alive(first, second, it, third) ? SUCCESS : BAD_PARAMETER; \
     }
-// The forward one has the filter first: a filter of another shape than the input's is told by its channels.
+// The forward one has the filter first: a filter of another shape than the input's is recognised by its channels.
 int miopenConvolutionForwardGetWorkSpaceSize(void *handle, Tensor *w, Tensor *x, Convolution *it, Tensor *y, size_t *bytes) {
     *bytes = WORKSPACE;
     bool right = alive(w, x, it, y) && w->size[0] == y->size[1] && w->size[1] * it->groups == x->size[1];

@@ -1,5 +1,5 @@
-//! The child against a stand-in for MIOpen (`stand_in.c`) that computes every convolution on the CPU and insists on the rules
-//! of the real interface. The tests talk to the child as a prober does.
+//! The child with a stand-in for MIOpen (`stand_in.c`), which computes every convolution on the CPU and enforces the
+//! rules of the real interface. The tests talk to the child as a prober does.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use unhang_engine::tolerance;
 use unhang_miopen_api::child::{Miopen, MiopenError};
 use unhang_probe::trial::serve;
 
-/// The stand-in. `None` where there is no C compiler that knows `_Float16`.
+/// The stand-in. `None` without a C compiler that knows `_Float16`.
 fn stand_in(folder: &Path) -> Option<String> {
     let (source, library) = (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in.c"), folder.join("libMIOpen.so.1"));
     let known = ["cc", "clang-15", "clang-19"].into_iter().any(|compiler| {
@@ -48,7 +48,7 @@ impl Child {
         child
     }
 
-    /// What it says next, but for its heartbeats.
+    /// Its next message, except for heartbeats.
     fn hear(&mut self) -> Value {
         loop {
             let line = self.lines.next().expect("the child lives").unwrap();
@@ -59,7 +59,7 @@ impl Child {
         }
     }
 
-    /// The stages that it names, and its answer.
+    /// The stages that it reports, and its answer.
     fn ask(&mut self, request: Value) -> (Vec<String>, Value) {
         writeln!(self.socket, "{request}").unwrap();
         let mut stages = Vec::new();
@@ -123,7 +123,7 @@ fn what_is_not_mine_or_no_convolution_is_declined() {
     );
 }
 
-/// One child for each mood: the variable is read by the library in this process.
+/// One child per mood: the library in this process reads the variable.
 #[test]
 fn what_the_library_does_wrong_is_told_apart() {
     const MOOD: &str = "STAND_IN";
@@ -159,7 +159,7 @@ fn what_the_library_does_wrong_is_told_apart() {
             assert_eq!(child.ask(request).1["ended"], "error");
         }
         "hang" => {
-            // The convolution never ends: the child says where it is, and goes on saying that it lives.
+            // The convolution never ends. The child says where it is, and keeps sending heartbeats.
             let request = json!({"id": 3, "problem": problem.to_string(), "engine": "miopen", "variant": ""});
             writeln!(child.socket, "{request}").unwrap();
             let stages = [(); 2].map(|()| child.hear()["stage"].clone());

@@ -14,11 +14,11 @@ const DYNAMIC: usize = HEADER + SEGMENTS * SEGMENT;
 const SYMBOL: usize = 24;
 /// One bucket and one chain, both empty.
 const HASH: [u32; 4] = [1, 1, 0, 0];
-/// One version, of the one symbol that every table begins with; and padding.
+/// One version, for the one symbol that begins every table, and padding.
 const SYMBOL_VERSIONS: usize = 4;
 const DEFINITION: usize = 20;
 const DEFINITION_NAME: usize = 8;
-/// The largest page of the processors that there are.
+/// The largest page size of any processor.
 const PAGE: u64 = 0x1_0000;
 
 const LOAD: u32 = 1;
@@ -41,7 +41,7 @@ mod tag {
     pub(super) const DEFINITION_COUNT: u64 = 0x6fff_fffd;
 }
 
-/// Names one after the other, each ended by a zero; the first is empty.
+/// Names one after the other, each ended by a zero byte; the first is empty.
 struct Strings(Vec<u8>);
 
 impl Strings {
@@ -53,7 +53,7 @@ impl Strings {
     }
 }
 
-/// The hash of the System V interface, by which versions are compared before their names are.
+/// The hash of the System V ABI. The loader compares versions by it before it compares their names.
 fn hash(name: &[u8]) -> u32 {
     name.iter().fold(0u32, |hash, &byte| {
         let sum = (hash << 4).wrapping_add(u32::from(byte));
@@ -122,7 +122,7 @@ fn header() -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     // A shared object, of the only version of the format.
     bytes.extend([3, PROCESSOR, 1, 0].iter().flat_map(|it| it.to_le_bytes()));
-    // No entry, segments behind this header, no sections.
+    // No entry point, segments right after this header, no sections.
     bytes.extend([0, HEADER as u64, 0].iter().flat_map(|it| it.to_le_bytes()));
     bytes.extend(
         [0u16, 0, HEADER as u16, SEGMENT as u16, SEGMENTS as u16, 64, 0, 0].iter().flat_map(|it| it.to_le_bytes()),
@@ -149,7 +149,7 @@ mod tests {
             // SAFETY: the loader's own C string.
             return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
         }
-        // SAFETY: what was opened above.
+        // SAFETY: the library opened above.
         unsafe { libc::dlclose(library) };
         Ok(())
     }
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn versions_hash_as_the_interface_says() {
-        // By `readelf -V` of a C library: GLIBC_2.2.5.
+        // From `readelf -V` of a C library: GLIBC_2.2.5.
         assert_eq!(hash(b"GLIBC_2.2.5"), 0x0969_1a75);
         assert_eq!(hash(b""), 0);
     }

@@ -1,13 +1,13 @@
-//! The versions that a library defines: whoever is linked to one of them insists that the library of that name has it.
+//! The versions that a library defines. A program linked to one of them requires that the library of that name has it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The kind of a section with definitions of versions.
+/// The type of a section with version definitions.
 const DEFINITIONS: u32 = 0x6fff_fffd;
 /// The definition that is the library's own name.
 const BASE: u16 = 1;
-/// No library has more than this.
+/// No library has more sections than this.
 const MOST_SECTIONS: u16 = 4096;
 const MOST_BYTES: u64 = 1 << 20;
 

@@ -48,23 +48,36 @@ pub(crate) struct Described {
     pub(crate) y: Tensor,
 }
 
-/// Reads a tensor's descriptor; `None` if the getters cannot.
+/// Reads a tensor's descriptor; `None` if the getters cannot, or if it has fewer than three axes or too many.
 pub(crate) fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
-    let f = &real.functions;
     let mut tensor = Tensor::default();
+    let Tensor { sizes, strides, .. } = &mut tensor;
+    let (axes, data_type, bytes) = read_axes(real, descriptor, 3, sizes, strides)?;
+    Some(Tensor { axes, data_type, bytes, ..tensor })
+}
+
+/// Reads a tensor's sizes and strides; returns the number of its axes, its type, and its bytes as MIOpen counts them.
+/// `None` if the getters cannot, or if it has fewer axes than `least` or more than there is room for.
+pub(crate) fn read_axes<const ROOM: usize>(
+    real: &Real,
+    descriptor: Opaque,
+    least: c_int,
+    sizes: &mut [c_int; ROOM],
+    strides: &mut [c_int; ROOM],
+) -> Option<(c_int, c_int, usize)> {
+    let f = &real.functions;
+    let (mut axes, mut data_type, mut bytes) = (0, 0, 0);
     if descriptor.is_null() {
         return None;
     }
     // SAFETY: the caller's descriptor, and places that hold what is returned: more axes are not asked for.
     unsafe {
-        if f.tensor_size?(descriptor, &mut tensor.axes) != SUCCESS || !(3..=AXES as c_int).contains(&tensor.axes) {
+        if f.tensor_size?(descriptor, &mut axes) != SUCCESS || !(least..=ROOM as c_int).contains(&axes) {
             return None;
         }
-        let (sizes, strides) = (tensor.sizes.as_mut_ptr(), tensor.strides.as_mut_ptr());
-        if f.tensor?(descriptor, &mut tensor.data_type, sizes, strides) != SUCCESS {
-            return None;
-        }
-        (f.tensor_bytes?(descriptor, &mut tensor.bytes) == SUCCESS).then_some(tensor)
+        let status = f.tensor?(descriptor, &mut data_type, sizes.as_mut_ptr(), strides.as_mut_ptr());
+        let is_read = status == SUCCESS && f.tensor_bytes?(descriptor, &mut bytes) == SUCCESS;
+        is_read.then_some((axes, data_type, bytes))
     }
 }
 

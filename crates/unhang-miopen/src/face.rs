@@ -137,7 +137,7 @@ pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
     (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)
 }
 
-/// Computes something other than a convolution on the process's device and the handle's stream, and watches it; `None`
+/// Computes something other than a convolution on the process's device and the handle's stream, and watches it. `None`
 /// if it is left to the real library. The caller gives its name in words, and that of its kernel family.
 pub(crate) fn on_device(
     process: &Process,

@@ -19,6 +19,7 @@ use crate::normalization::calls::*;
 use crate::normalization::read_activation;
 use crate::pooling::calls::*;
 use crate::real::{self, Real};
+use crate::reduction::calls::*;
 use crate::solutions::calls::*;
 use crate::{bias, fusion};
 
@@ -126,8 +127,8 @@ fn check_id(ours: &Ours<'_>, id: u64) -> Status {
     }
 }
 
-/// The eight functions of a direction. They differ only in the order of x, w and y (in searches and executions, in
-/// queries and immediate mode), and in which of them is the result.
+/// The eight functions of a direction. They differ in which of x, w and y is the result, and in their order (in
+/// searches and executions, in queries and immediate mode).
 macro_rules! direction {
     (
         $direction:ident, $x:ident $w:ident $y:ident, $xp:ident $wp:ident $yp:ident,
@@ -386,6 +387,7 @@ table! {
     miopenBatchNormalizationForwardInference, miopenBatchNormalizationForwardInference_V2,
     miopenBatchNormForwardInferenceActivation, miopenBatchNormalizationBackward, miopenBatchNormalizationBackward_V2,
     miopenBatchNormBackwardActivation, miopenPoolingForward, miopenPoolingBackward,
+    miopenReduceTensor,
 }
 
 /// Our function with a name, for look-ups; `None` if it is MIOpen's alone.

@@ -2,15 +2,17 @@
 //!
 //! The library is preloaded (`unhang run`), loaded with RTLD_GLOBAL before a framework (`unhang.enable()`), or by the loader itself in
 //! front of MIOpen (`unhang-miopen-audit`). It exports those
-//! functions of MIOpen's C interface that compute convolutions ([`interpose`]) and `dlsym` ([`lookup`]), for frameworks that
-//! look functions up. Handles and descriptors stay MIOpen's: what a call means is read back through MIOpen's own getters
-//! ([`describe`]), and every other call goes to MIOpen untouched.
+//! functions of MIOpen's C interface that compute convolutions, batch normalisations, poolings and reductions
+//! ([`interpose`]). It also exports `dlsym` ([`lookup`]), for frameworks that look functions up. Handles and
+//! descriptors stay MIOpen's: what a call means is read back through MIOpen's own getters ([`describe`]), and every
+//! other call goes to MIOpen untouched.
 //!
 //! What a call leads to and how it is computed is `unhang-session`'s, for which this library is a [`face`]. There is no policy
 //! in this crate.
 //!
-//! It runs in other people's processes: no panic leaves it, nothing waits without a deadline but where the caller waits for
-//! the device anyway, errors are MIOpen's status codes with MIOpen's meanings. It must not know torch or any other framework.
+//! It runs in other people's processes: no panic leaves it, and errors are MIOpen's status codes with MIOpen's
+//! meanings. Nothing waits without a deadline but where the caller waits for the device anyway. It must not know torch
+//! or any other framework.
 
 #![deny(unsafe_code)]
 
@@ -40,6 +42,8 @@ mod normalization;
 mod pooling;
 #[allow(unsafe_code, reason = "an address becomes a function")]
 mod real;
+#[allow(unsafe_code, reason = "called by C")]
+mod reduction;
 #[allow(unsafe_code, reason = "called by C")]
 mod solutions;
 #[allow(unsafe_code, reason = "called by the loader at the end")]

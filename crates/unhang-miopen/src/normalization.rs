@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use unhang_gpu::normalization::{Activation, ActivationKind, Buffers, FAMILY, Operation};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
-use unhang_session::{Normalizing, normalize};
+use unhang_session::Normalizing;
 
 use crate::calls::guarded;
 use crate::describe::{Tensor, read_tensor};
@@ -86,7 +86,7 @@ pub(crate) unsafe fn compute(
 ) -> Option<Status> {
     // SAFETY: the caller's promise.
     on_device(process, real, handle, "batch normalisation", FAMILY, |device, stream| unsafe {
-        normalize(process.session(), device, what, at, stream)
+        unhang_session::compute(process.session(), device, what, at, stream)
     })
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Pooling, PoolingKind, Task};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
-use unhang_session::pool;
+use unhang_session::compute;
 
 use crate::calls::guarded;
 use crate::describe::{Tensor, read_tensor};
@@ -130,7 +130,7 @@ impl Call {
         let at = Buffers { from, to, indices: if keeps_indices { place as u64 } else { 0 } };
         // SAFETY: the caller's promise.
         on_device(process, real, self.handle, "pooling", FAMILY, |device, stream| unsafe {
-            pool(process.session(), device, &task, &at, stream)
+            compute(process.session(), device, &task, &at, stream)
         })
     }
 }

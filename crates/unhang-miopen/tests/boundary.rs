@@ -343,35 +343,37 @@ fn solutions_of_convolutions_are_ours_and_all_others_miopens() {
     assert!(said.contains("asked for 6 convolutions that jit computed"), "{said}");
 }
 
-#[test]
-fn batch_normalisation_is_computed_in_every_version_of_its_calls() {
+/// An operation other than a convolution: without kernels, by the kernels of a family, and wrong on purpose.
+#[track_caller]
+fn assert_computed(scenario: &str, family: &str) {
     for client in ["libtorch_like.so", "libxla_like.so"] {
-        Run::default().assert_right(&[client, "norms"]);
+        Run::default().assert_right(&[client, scenario]);
     }
     let mut wrong = Run::default();
     wrong.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
-    assert!(!wrong.of(&["libtorch_like.so", "norms"]).status.success());
-    let Some(mut run) = normalizing_on_the_card() else { return };
-    let said = run.assert_right(&["card/libtorch_like.so", "norms"]);
-    assert!(said.contains("canary of jit, normalization: works"), "{said}");
+    assert!(!wrong.of(&["libtorch_like.so", scenario]).status.success());
+    let families = format!("plain,strided,{family}");
+    let Some(mut run) = on_the_card() else { return };
+    run.variables[0] = ("UNHANG_MIOPEN_FAMILIES", &families);
+    let said = run.assert_right(&["card/libtorch_like.so", scenario]);
+    assert!(said.contains(&format!("canary of jit, {family}: works")), "{said}");
     run.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
-    assert!(!run.of(&["card/libtorch_like.so", "norms"]).status.success());
+    assert!(!run.of(&["card/libtorch_like.so", scenario]).status.success());
+}
+
+#[test]
+fn batch_normalisation_is_computed_in_every_version_of_its_calls() {
+    assert_computed("norms", "normalization");
 }
 
 #[test]
 fn pooling_is_computed_in_every_kind_with_indices_of_every_size() {
-    for client in ["libtorch_like.so", "libxla_like.so"] {
-        Run::default().assert_right(&[client, "pools"]);
-    }
-    let mut wrong = Run::default();
-    wrong.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
-    assert!(!wrong.of(&["libtorch_like.so", "pools"]).status.success());
-    let Some(mut run) = on_the_card() else { return };
-    run.variables[0] = ("UNHANG_MIOPEN_FAMILIES", "plain,strided,pooling");
-    let said = run.assert_right(&["card/libtorch_like.so", "pools"]);
-    assert!(said.contains("canary of jit, pooling: works"), "{said}");
-    run.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
-    assert!(!run.of(&["card/libtorch_like.so", "pools"]).status.success());
+    assert_computed("pools", "pooling");
+}
+
+#[test]
+fn reductions_are_computed_in_every_kind_with_indices() {
+    assert_computed("reductions", "reduction");
 }
 
 #[test]
@@ -530,7 +532,7 @@ fn the_watchdog_names_and_ends_a_program_whose_convolution_hangs() {
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(86), "{said}");
     let expected =
-        "HANG in a convolution: forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2 on miopen has not finished for";
+        "HANG in a convolution: forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2 on miopen did not finish within";
     assert!(said.contains(expected), "{said}");
     // What an emulated card did is no evidence about a real one, and the next process on the emulated card goes by it.
     let store = unhang_evidence::Store::open(home.path());
@@ -556,7 +558,7 @@ fn kernels_for_pooling_that_do_not_finish_are_named_and_not_used_again() {
     let ran = run.of(&["card/libtorch_like.so", "slow pool"]);
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(86), "{said}");
-    assert!(said.contains("HANG in a pooling: our kernels for it have not finished for"), "{said}");
+    assert!(said.contains("HANG in a pooling: our kernels for it did not finish within"), "{said}");
     let store = unhang_evidence::Store::open(home.path());
     let hung =
         store.canaries().into_iter().filter(|it| it.verdict == unhang_engine::Verdict::Hangs).collect::<Vec<_>>();

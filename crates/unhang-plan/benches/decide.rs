@@ -1,4 +1,4 @@
-//! What making a plan costs.
+//! The cost of making a plan.
 
 use std::hint::black_box;
 

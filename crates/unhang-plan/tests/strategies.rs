@@ -1,4 +1,4 @@
-//! What is planned when: a table of cases, and what holds in all of them.
+//! A table of cases with their plans, and what is true in all of them.
 
 use proptest::prelude::*;
 use unhang_conv::{DataType, Problem, tile};
@@ -73,10 +73,10 @@ fn auto_takes_the_fastest_that_was_seen_to_work() {
     let known = [(Jit, Works, RecordSource::Probe, Some(2e-3)), (Aten, Works, RecordSource::Run, Some(1e-3))];
     let plan = check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Aten, Jit, Cpu]);
     assert!(plan.reason.contains("fastest"), "{}", plan.reason);
-    // MIOpen comes in by proof, even where rules make it suspect.
+    // MIOpen is used after proof, even if rules make it suspect.
     let known = [(Miopen, Works, RecordSource::Probe, Some(1e-4)), (Jit, Works, RecordSource::Probe, Some(1e-3))];
     check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Miopen, Jit, Aten, Cpu]);
-    // The CPU wins where it was measured to be fastest,
+    // The CPU wins if it was measured as the fastest,
     let known = [
         (Cpu, Works, RecordSource::Run, Some(1e-5)),
         (Jit, Works, RecordSource::Probe, Some(1e-3)),
@@ -116,7 +116,7 @@ fn a_machine_that_is_not_affected_is_left_alone() {
     check(LARGE, &auto, &Situation::accelerator(), &evidence(LARGE, &known), &[Aten, Cpu]);
     let known = [(Miopen, Works, RecordSource::Probe, Some(2e-3)), (Aten, Works, RecordSource::Probe, Some(1e-3))];
     check(LARGE, &auto, &Situation::accelerator(), &evidence(LARGE, &known), &[Aten, Miopen]);
-    // Tensors in the host's memory are safe beside an affected card too.
+    // Tensors in the host's memory are safe next to an affected card too.
     let beside = Situation { affected: true, ..Situation::cpu_tensors() };
     check(LARGE, &auto, &beside, &none, &[Aten]);
 }
@@ -132,10 +132,10 @@ fn the_seeds_strategies_are_literal_and_warn() {
     assert_eq!(plan.warnings.len(), 1);
     let plan = check(LARGE, &settings(Strategy::Selective), &unproven, &none, &[Cpu]);
     assert!(plan.warnings.is_empty() && plan.reason.contains("64 is above the threshold of 42"), "{plan:?}");
-    // On a card that is not affected there is nothing to warn of.
+    // A card that is not affected gives no reason to warn.
     let plan = check(LARGE, &settings(Strategy::ImplicitGemm), &Situation::accelerator(), &none, &[Miopen, Aten]);
     assert!(plan.warnings.is_empty());
-    // Where it was seen to work, neither.
+    // A convolution that was seen to work gives none either.
     let known = evidence(SMALL, &[(Miopen, Works, RecordSource::Probe, None)]);
     assert!(check(SMALL, &settings(Strategy::Selective), &unproven, &known, &[Miopen, Cpu]).warnings.is_empty());
 }
@@ -174,7 +174,7 @@ fn with_the_cpu_turned_off_the_next_best_is_used_and_said() {
     assert!(plan.reason.contains("CPU fallback is turned off"), "{}", plan.reason);
     let plan = check(LARGE, &no_cpu(Strategy::Auto), &Situation::affected_accelerator(), &none, &[Aten, Miopen]);
     assert!(plan.warnings[0].contains("may hang"), "{:?}", plan.warnings);
-    // With nothing at all left, the CPU after all.
+    // If nothing else is left, the CPU computes after all.
     let absent = || Availability::Absent("gone".into());
     let bare = Situation::affected_accelerator().with(Aten, absent()).with(Miopen, absent());
     let plan = check(LARGE, &no_cpu(Strategy::Auto), &bare, &none, &[Cpu]);
@@ -227,7 +227,7 @@ fn tiles_carry_their_engine_and_limit() {
     assert_eq!((tile_plan.inner, tile_plan.output_limit), (Jit, 30), "a 3×3 filter reads two pixels more");
     let plan = check(SMALL, &settings(Strategy::Tiled), &canaries_passed(), &none, &[Jit, Aten, Cpu]);
     assert_eq!(plan.tile, None, "it fits");
-    // The inner engine is judged on the tile and not on the whole.
+    // The inner engine is judged on the tile, not on the whole.
     let inner = "forward:f32:nchw:1x16x32x32:32x3x3:s1x1:p0x0:d1x1:g1";
     let known = evidence(inner, &[(Miopen, Works, RecordSource::Probe, Some(1e-4))]);
     let plan = check(LARGE, &settings(Strategy::Tiled), &canaries_passed(), &known, &[Tiled, Jit, Aten, Cpu]);
@@ -260,8 +260,8 @@ fn any_availability() -> impl proptest::strategy::Strategy<Value = Availability>
 }
 
 proptest! {
-    /// Whatever comes together: there is a plan with a reason, no engine twice, nothing that was seen to hang, and on an
-    /// affected card `auto` starts nothing unproven while the CPU is allowed.
+    /// For any combination of inputs, there is a plan with a reason. It names no engine twice and nothing that was seen
+    /// to hang. On an affected card `auto` starts nothing unproven while the CPU is allowed.
     #[test]
     fn what_always_holds(
         problem in unhang_suite::any_problem(DataType::F32),

@@ -180,7 +180,7 @@ pub fn judge_families(outcome: &ChildOutcome, asked: &[String], deadline: Durati
             let (found, detail) = judge(outcome, deadline);
             return Families {
                 hung: found == Verdict::Hangs,
-                untried: Some(format!("the runtime's own fills and copies come first: {detail}")),
+                untried: Some(format!("the runtime's own fills and copies failed first: {detail}")),
                 ..Families::default()
             };
         }

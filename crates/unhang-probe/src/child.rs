@@ -38,13 +38,13 @@ impl Speaker {
 /// The variable that tells a child which process started it.
 pub(crate) const STARTED_BY: &str = "UNHANG_CHILD_OF";
 
-/// In a child: ends this process with the one that started it, however that ends, at once if it has ended already. What hangs on a
-/// GPU must not be left behind. A deliberate crash needs no core dump.
+/// In a child: ends this process with the one that started it, however that ends, and at once if it has ended already.
+/// What hangs on a GPU must not be left behind. A deliberate crash needs no core dump.
 pub fn end_with_parent() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let parent = std::env::var(STARTED_BY).ok().and_then(|text| text.parse::<u32>().ok());
-    // One that ended may not have been waited for yet.
+    // A process that has ended may not have been reaped yet.
     if let Some(parent) = parent
         && matches!(unhang_guard::process::state(parent), None | Some('Z' | 'X'))
     {
@@ -97,14 +97,16 @@ impl Answer {
     }
 }
 
-/// Numbers between -1 and 1, the same each time.
+/// Reproducible values between -1 and 1.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
-    let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    (0..count).map(next).collect()
+    (0..count).map(|_| (advance(&mut state) >> 40) as f32 / (1u32 << 23) as f32 - 1.0).collect()
+}
+
+/// The next state of a linear congruential generator; the upper bits are the good ones.
+pub fn advance(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state
 }
 
 /// The largest error of the finite values, relative to the largest expected value, and the number of values that are

@@ -5,11 +5,11 @@
 //! * [`PythonStart`] starts Python without imports from the working folder, and [`answer`] marks our own child's
 //!   output.
 //! * [`canary`] defines what a child prints that tries an engine first, and what its end means.
-//! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
-//!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
-//! * [`child`] is the other end of it, for children written in Rust; [`trial`] is what such a child does with an
-//!   attempt.
-//! * [`rehearsal`] is such a child that plays a card, as a table says. The prober sees only the child.
+//! * [`Prober`] tries many convolutions on many engines. Its children serve one attempt after another ([`protocol`]).
+//!   It writes each attempt to the store before it begins, and replaces children that hang or die.
+//! * [`child`] is the other end of the protocol, for children written in Rust; [`trial`] is what such a child does with
+//!   an attempt.
+//! * [`rehearsal`] is such a child that plays a card according to a table. The prober sees only the child.
 //!
 //! This crate must not know torch, a GPU runtime or a particular engine: it sees processes.
 

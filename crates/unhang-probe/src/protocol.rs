@@ -127,7 +127,7 @@ pub struct Answer {
     /// Seconds of the first call, including compilation and search.
     #[serde(default)]
     pub first_seconds: Option<f64>,
-    /// Largest error of one finite number, relative to the largest number of the CPU engine's result.
+    /// Largest error of one finite value, relative to the largest value of the CPU engine's result.
     #[serde(default)]
     pub relative_error: Option<f64>,
     /// The number of values that are not finite where the CPU engine's are.

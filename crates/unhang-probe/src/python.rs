@@ -2,8 +2,8 @@
 //!
 //! `python -m` and `python -c` import from the working folder before anywhere else. In a folder that others can
 //! write, that runs their code as this user. So a child starts with a line of code that removes the working folder
-//! from `sys.path` before the first import, and relative entries of `PYTHONPATH` are not passed on. (`python -P` does
-//! less and is missing before 3.11; `python -I` drops the user's `PYTHONPATH` and site, where torch may be.)
+//! from `sys.path` before the first import. Relative entries of `PYTHONPATH` are not passed on. (`python -P` does less
+//! and is missing before 3.11; `python -I` drops the user's `PYTHONPATH` and site, where torch may be.)
 
 use std::ffi::OsStr;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A rehearsed card: a child that behaves as a table says.
+//! A rehearsed card: a child that behaves according to a table.
 //!
 //! The child really hangs, crashes or returns wrong results; the prober sees only the child. Tables are files
 //! ([`Table::parse`]). Two come with the program, made from five reports about one card ([`Table::named`]). Nobody

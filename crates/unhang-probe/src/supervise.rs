@@ -18,7 +18,7 @@ pub struct Child {
     pub command: Vec<String>,
     /// Variables to set in addition to the inherited ones; a variable without a value is unset.
     pub environment: Vec<(String, Option<String>)>,
-    /// The child is killed after that.
+    /// The child is killed after this time.
     pub deadline: Duration,
 }
 

@@ -98,14 +98,14 @@ pub fn answer(
     if request.canary {
         return Ok(match device.copies() {
             Ok(true) => Answer::new(id, CameBack::Computed, ""),
-            Ok(false) => Answer::new(id, CameBack::Error, "the device gives back other data than it was given"),
+            Ok(false) => Answer::new(id, CameBack::Error, "data copied to the device and back are not the same"),
             Err(error) => Answer::new(id, CameBack::Error, error),
         });
     }
     let problem: Problem = match request.problem.parse() {
         Ok(problem) if request.engine == device.engine().name() => problem,
         Ok(_) => {
-            return Ok(Answer::new(id, CameBack::Unsupported, format!("this child has {} alone", device.engine())));
+            return Ok(Answer::new(id, CameBack::Unsupported, format!("this child has only {}", device.engine())));
         }
         Err(error) => return Ok(Answer::new(id, CameBack::Error, format!("no convolution: {error}"))),
     };

@@ -1,7 +1,7 @@
 //! The fault matrix: whatever a child does, the verdict is right, the time is bounded and nothing is lost.
 //!
-//! Two kinds of children stand in for a card: this test program itself, started again to play a table, and shell scripts
-//! that speak the protocol badly. The prober is the real one and sees only processes.
+//! Two kinds of children stand in for a card: this test program itself, started again to play a table, and shell
+//! scripts that break the protocol. The prober is the real one and sees only processes.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -18,13 +18,13 @@ use unhang_evidence::{Evidence, Filter, Record, RecordSource, Store};
 use unhang_probe::rehearsal::{Behaviour, Table, serve};
 use unhang_probe::{Attempt, Deadlines, End, Launch, Probed, Prober, Stage, Tried, culprits};
 
-/// Tells this program that it is to play a card: the folder with the table.
+/// Makes this program play a card; the value is the folder with the table.
 const PLAY: &str = "UNHANG_TEST_PLAY";
-/// Tells this program that it is to probe, and where its store is.
+/// Makes this program probe; the value is the folder of its store.
 const PROBE: &str = "UNHANG_TEST_PROBE";
 const MACHINE: &str = "rehearsed";
 
-/// No test; what the others start as their children, in this same program.
+/// Not a test: the others start this as their child, in the same program.
 #[test]
 fn the_child_of_the_others() {
     if let Some(folder) = std::env::var_os(PLAY) {
@@ -54,7 +54,7 @@ fn itself(variable: &str, folder: &Path) -> Launch {
     Launch { command, environment: vec![(variable.to_owned(), Some(folder.display().to_string()))] }
 }
 
-/// Generous where an overloaded machine could be too slow, short where a child is meant to overrun.
+/// Generous where an overloaded machine could be too slow, short where a child should overrun.
 fn deadlines() -> Deadlines {
     Deadlines {
         start: Duration::from_secs(60),
@@ -72,12 +72,12 @@ fn attempt(size: usize) -> Attempt {
     Attempt { problem: problem(2, size), engine: EngineName::Miopen, variant: String::new() }
 }
 
-/// That many attempts that differ.
+/// That many different attempts.
 fn attempts(count: usize) -> Vec<Attempt> {
     (0..count).map(|index| Attempt { problem: problem(1 + index / 50, 4 + index % 50), ..attempt(4) }).collect()
 }
 
-/// A card that a table describes.
+/// A card with the behaviour of a table.
 struct Card {
     folder: std::path::PathBuf,
     workers: usize,
@@ -141,7 +141,7 @@ fn run(
     prober.run(attempts)
 }
 
-/// What the table's word becomes in the prober's.
+/// The prober's verdict for each behaviour of a table.
 fn expected(behaviour: Behaviour) -> (Verdict, Option<Stage>, Option<i32>) {
     match behaviour {
         Behaviour::Works => (Verdict::Works, None, None),
@@ -159,7 +159,7 @@ fn expected(behaviour: Behaviour) -> (Verdict, Option<Stage>, Option<i32>) {
     }
 }
 
-/// Every verdict of the outcome is in the store, and nothing is left begun.
+/// Every verdict of the outcome is in the store, and no attempt is left unfinished.
 fn assert_kept(store: &Store, probed: &Probed) {
     assert_eq!(probed.unwritten, 0);
     let evidence = Evidence::load_rehearsal(store, MACHINE);
@@ -170,13 +170,13 @@ fn assert_kept(store: &Store, probed: &Probed) {
     }
 }
 
-/// How many attempts the file holds as begun and not ended.
+/// The number of attempts that the file holds as begun and not ended.
 fn intents_in(home: &Path) -> i64 {
     let file = rusqlite::Connection::open(home.join("evidence.db")).unwrap();
     file.query_row("SELECT count(*) FROM intents", [], |row| row.get(0)).unwrap()
 }
 
-/// The processes whose parent this is.
+/// The child processes of `parent`.
 fn children_of(parent: u32) -> Vec<String> {
     let field =
         |stat: &str, index: usize| stat[stat.rfind(')')? + 1..].split_whitespace().nth(index).map(str::to_owned);
@@ -192,7 +192,7 @@ fn lives(id: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// This program as a prober, with its store and its card in that folder.
+/// Starts this program as a prober, with its store and its card in that folder.
 fn start_prober(home: &Path, shell: &str) -> std::process::Child {
     let launch = itself(PROBE, home);
     let mut command = Command::new("sh");
@@ -249,7 +249,7 @@ fn every_behaviour_gets_its_verdict() {
     assert_eq!(intents_in(home.path()), 0);
 }
 
-/// Tables that the prober never reads, made by chance: its verdicts are the tables' all the same.
+/// Random tables, which the prober never reads: its verdicts match them all the same.
 #[test]
 fn verdicts_are_those_of_random_tables() {
     let hanging = [Behaviour::HangCompile, Behaviour::HangFind, Behaviour::HangRun];
@@ -257,15 +257,12 @@ fn verdicts_are_those_of_random_tables() {
         Behaviour::ALL.into_iter().filter(|it| *it != Behaviour::Lost && !hanging.contains(it)).collect();
     for seed in 1..=3u64 {
         let mut state = seed;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % below
-        };
+        let mut random = |below: usize| (unhang_probe::child::advance(&mut state) >> 33) as usize % below;
         let (mut table, mut wanted, mut attempts) = (String::new(), HashMap::new(), Vec::new());
         for size in 4..34 {
             for engine in [EngineName::Miopen, EngineName::Aten] {
                 for variant in ["", "gemm"] {
-                    // Mostly what is quick: a hang costs its deadline.
+                    // Mostly quick behaviours: a hang costs its deadline.
                     let behaviour = if random(40) == 0 { hanging[random(3)] } else { quick[random(quick.len())] };
                     let attempt = Attempt { engine, variant: variant.to_owned(), ..attempt(size) };
                     let name = if variant.is_empty() { "-" } else { variant };
@@ -294,7 +291,7 @@ fn script(text: &str) -> Launch {
     Launch { command: ["sh", "-c", text].map(str::to_owned).to_vec(), environment: Vec::new() }
 }
 
-/// One attempt with a child that is a script; the verdict, and how long it took.
+/// Runs one attempt with a script as the child. Returns the verdict and how long it took.
 fn with_script(text: &str, deadlines: Deadlines) -> (Probed, Duration) {
     let (launch, began) = (script(text), Instant::now());
     let stop = AtomicBool::new(false);
@@ -411,7 +408,7 @@ fn children_that_do_not_start_are_given_up() {
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(home.path());
         let probed = run(&store, attempts(50), &|_| launch.clone(), None, 1, short, &stop, &|_| {});
-        // Twice is enough; what a child never came to is no evidence.
+        // Two failures are enough. What a child never got to is not evidence.
         assert_eq!((probed.tried.len(), probed.left.len()), (2, 48));
         assert!(
             probed.tried.iter().all(|it| (it.verdict, it.stage) == (verdict, Some(Stage::Start))),
@@ -476,12 +473,12 @@ fn stopping_ends_the_children_and_keeps_what_was_found() {
     assert_eq!(intents_in(home.path()), 0, "what was given up is nobody's culprit");
 }
 
-/// Starts a prober on a card where larger sizes hang, and kills it while it is in one of those; its store.
+/// Starts a prober on a card where larger sizes hang, and kills it during one of those. Returns its store.
 fn killed_prober(home: &Path) -> Store {
     let mut prober = start_prober(home, "");
     let store = Store::open(home);
     let began = Instant::now();
-    // Just after a hang a prober is in its canary; wait for the next attempt to be under way.
+    // Just after a hang a prober is in its canary; wait until the next attempt is under way.
     while hangs(&store) < 2 || intents_in(home) == 0 {
         assert!(began.elapsed() < Duration::from_secs(60) && prober.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(30));
@@ -502,7 +499,7 @@ fn hangs(store: &Store) -> usize {
     store.records(&Filter { verdict: Some(Verdict::Hangs), ..Filter::default() }).len()
 }
 
-/// Sizes over 30 hang for as long as they are let: the prober is in them when it is killed.
+/// Sizes over 30 hang until they are killed, so the prober is in one of them when it is killed.
 const LARGE_ONES_HANG: &str = "*\t*\t*->*\t>30\thang-run\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n";
 
 #[test]
@@ -538,7 +535,7 @@ fn a_prober_that_is_killed_leaves_the_culprits_names_and_goes_on() {
     let evidence = Evidence::load_rehearsal(&store, MACHINE);
     assert!(found.iter().all(|it| evidence.about(&it.problem, it.engine, "").is_some()));
     assert!(hangs(&store) >= known);
-    // And on: what is known is not tried again.
+    // The next probe continues: it does not repeat what is known.
     let left: Vec<Attempt> =
         attempts(60).into_iter().filter(|it| evidence.about(&it.problem, it.engine, "").is_none()).collect();
     assert!(!left.is_empty() && left.len() <= 60 - 27 - found.len(), "{}", left.len());
@@ -567,7 +564,7 @@ fn eight_probers_share_one_store() {
 fn a_full_disk_costs_no_verdict() {
     let home = tempfile::tempdir().unwrap();
     card_beside(home.path(), "*\t*\t*->*\t13\tabort\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n");
-    // No file of the prober may grow over 200 blocks; the signal that says so is ignored, so that writes fail.
+    // No file of the prober may grow over 200 blocks. The signal for that is ignored, so that writes fail.
     let mut prober = start_prober(home.path(), "trap '' XFSZ; ulimit -f 200; export UNHANG_TEST_FULL=1;");
     assert!(
         prober.wait().unwrap().success(),
@@ -578,7 +575,8 @@ fn a_full_disk_costs_no_verdict() {
 #[test]
 fn a_store_that_goes_bad_costs_no_verdict() {
     let card = Card::new("*\t*\t*->*\t13\tabort\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n");
-    // Damaged while the probe runs: the file is set aside, a new one begun, and this run's verdicts are all in the outcome.
+    // Damaged while the probe runs: the file is set aside, a new one is created, and the outcome holds all verdicts of
+    // this run.
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path());
     let count = AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-//! A child is run to its end, whatever it does, and nobody waits for longer than was said.
+//! A child runs to its end, whatever it does, and nobody waits longer than the deadline.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ fn shell(script: &str, deadline: Duration) -> ChildOutcome {
         deadline,
     })
     .unwrap();
-    // No test here is about a child that cannot be killed, so the grace is never used up.
+    // No test here has a child that cannot be killed, so the grace period is never used up.
     assert!(started.elapsed() < deadline + Duration::from_secs(10), "waited {:?}", started.elapsed());
     outcome
 }
@@ -49,7 +49,7 @@ fn child(script: &str, deadline: Duration) -> Child {
     Child { command: ["sh", "-c", script].map(String::from).to_vec(), environment: Vec::new(), deadline }
 }
 
-/// What a child of ours says to its parent begins with its number.
+/// A child's messages to its parent begin with its number.
 const SAY: &str = "echo $UNHANG_CHILD_NONCE";
 
 #[test]
@@ -63,11 +63,11 @@ fn a_slow_start_is_no_hang() {
     let (outcome, began) = canary::try_in(&slow).unwrap();
     assert!(began);
     assert_eq!(canary::judge(&outcome, deadline).0, unhang_engine::Verdict::Works, "{outcome:?}");
-    // From then on its time counts.
+    // Its time counts from the moment it is ready.
     let (outcome, began) = canary::try_in(&child(&format!("{SAY} '{torch}'; sleep 1000"), SHORT)).unwrap();
     assert!(began);
     assert_eq!(canary::judge(&outcome, SHORT).0, unhang_engine::Verdict::Hangs);
-    // One that cannot import torch, or is never ready, proves nothing.
+    // A child that cannot import torch, or is never ready, proves nothing.
     let (outcome, began) = canary::try_in(&child("echo ImportError: libamdhip64.so.5; exit 3", LONG)).unwrap();
     assert!(!began);
     let (verdict, detail) = canary::never_began(&outcome);
@@ -80,7 +80,7 @@ fn a_slow_start_is_no_hang() {
     assert!(started.elapsed() < LONG, "it gets no more time than its start");
 }
 
-/// Programs that keep every processor busy, ended when dropped.
+/// Programs that keep every processor busy. Dropping this ends them.
 struct Others(Vec<std::process::Child>);
 
 impl Others {
@@ -106,14 +106,14 @@ fn what_a_child_waits_for_a_processor_does_not_count() {
     let deadline = Duration::from_secs(2);
     let torch = canary::torch_line("2.2.2 hip5.7");
     let answer = canary::answer_line(unhang_engine::Verdict::Works, "fine");
-    // Computes for half as long again as it may, in hundredths of a second.
+    // Computes for one and a half times its limit, in hundredths of a second.
     let clock = "read now _ </proc/uptime; now=${now%.*}${now#*.}";
     let compute = format!("{clock}; end=$((now + 300)); while [ $now -lt $end ]; do {clock}; done");
     let (outcome, began) =
         canary::try_in(&child(&format!("{SAY} '{torch}'; {compute}; {SAY} '{answer}'"), deadline)).unwrap();
     assert!(began);
     assert_eq!(canary::judge(&outcome, deadline).0, unhang_engine::Verdict::Works, "{outcome:?}");
-    // One that sleeps waits for nothing: it hangs, however busy the machine is.
+    // A sleeping child does not wait for a processor: it hangs, however busy the machine is.
     let started = Instant::now();
     let (outcome, _) = canary::try_in(&child(&format!("{SAY} '{torch}'; exec sleep 1000"), deadline)).unwrap();
     assert_eq!(canary::judge(&outcome, deadline).0, unhang_engine::Verdict::Hangs);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use unhang_engine::{EngineName, Verdict};
 use unhang_gpu::driver::hip_pci_address;
-use unhang_gpu::{GpuEngine, normalization, pooling, strided};
+use unhang_gpu::{GpuEngine, normalization, pooling, reduction, strided};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 use unhang_probe::canary::Families;
@@ -14,7 +14,7 @@ use unhang_probe::canary::Families;
 use crate::session::Session;
 
 /// Families whose kernels compute no convolution.
-pub(crate) const PARTS: [&str; 3] = [strided::FAMILY, normalization::FAMILY, pooling::FAMILY];
+pub(crate) const PARTS: [&str; 4] = [strided::FAMILY, normalization::FAMILY, pooling::FAMILY, reduction::FAMILY];
 
 /// A card, as far as canaries tell one from another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Session {
                     self.keep_canary(&card.name_of_family(engine, &it.family), it.verdict, &it.detail, true);
                     say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
                 }
-                // Working copies, norms or poolings say nothing about convolutions.
+                // Working copies, norms, poolings or reductions say nothing about convolutions.
                 let convolves = |it: &&String| !PARTS.contains(&it.as_str());
                 let ended: Vec<(Verdict, String)> = all.iter().filter(convolves).filter_map(known).collect();
                 if let Some((verdict, detail)) = ended.iter().min_by_key(|(verdict, _)| *verdict != Verdict::Works) {

@@ -79,7 +79,7 @@ pub(crate) unsafe fn compute<F: Face>(
                 EngineName::Cpu => on_host(route, call, &CpuEngine::new()),
                 EngineName::Tiled => tiled(process.session(), route, call),
                 EngineName::Miopen => vendors_own(),
-                EngineName::Aten => Err(Failure::Declined("it is torch's".to_owned())),
+                EngineName::Aten => Err(Failure::Declined("aten needs torch".to_owned())),
             }
         };
         let computed = process.watched(|| Some(call.stream), || Some(route.subject(*engine)), run);
@@ -280,7 +280,7 @@ unsafe fn tiled(session: &Session, route: &Route, call: Call) -> Result<(), Fail
     let inner: Box<dyn Engine> = match tile.inner {
         EngineName::Cpu => Box::new(CpuEngine::new()),
         EngineName::Jit => Box::new(Tiles { session, device: &route.device }),
-        other => return Err(Failure::Declined(format!("tiles of {other} are torch's"))),
+        other => return Err(Failure::Declined(format!("tiles by {other} need torch"))),
     };
     // SAFETY: the caller's promise.
     unsafe { on_host(route, call, &Tiled::new(Inner(inner), tile.output_limit)) }

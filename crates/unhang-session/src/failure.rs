@@ -24,9 +24,9 @@ pub enum Failure {
     Device(String),
 }
 
-/// What the driver says after an illegal access (700), an assert (710), a hardware stack error (714), an illegal instruction
-/// (715), a misaligned (716) or foreign address (717), a broken program counter (718) or a failed launch (719), to every call that
-/// follows; and (900 to 908) about graphs that are being recorded.
+/// What the driver says to every call after an illegal access (700), an assert (710), a hardware stack error (714) or
+/// an illegal instruction (715). Also after a misaligned (716) or foreign address (717), a broken program counter (718)
+/// or a failed launch (719). 900 to 908 are about graphs that are being recorded.
 fn is_of_the_device(code: i32) -> bool {
     matches!(code, 700 | 710 | 714..=719 | 900..=908)
 }

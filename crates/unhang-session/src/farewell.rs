@@ -110,16 +110,16 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
                 let what = &family.what;
                 let _ = write!(
                     text,
-                    "{rehearsal}HANG in a {what}: our kernels for it have not finished for {seconds:.1} s, {}{device}. It is kept as \
-                     evidence, and these kernels are not used again on this machine",
+                    "{rehearsal}HANG in a {what}: our kernels for it did not finish within {seconds:.1} s, {}{device}. This is \
+                     kept as evidence, and these kernels are not used again on this machine",
                     place(hang)
                 );
                 return ending(text, code);
             }
             let _ = write!(
                 text,
-                "{rehearsal}HANG in a convolution: {} on {}{candidate} has not finished for {seconds:.1} s, {}{device}. It is \
-                 kept as evidence, and this {who} is not used for it again",
+                "{rehearsal}HANG in a convolution: {} on {}{candidate} did not finish within {seconds:.1} s, {}{device}. This \
+                 is kept as evidence, and this {who} is not used for it again",
                 problems.join(" and "),
                 subject.engine,
                 place(hang)
@@ -128,7 +128,7 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
         None => {
             let _ = write!(
                 text,
-                "HANG outside convolution: nothing has moved {}{device} for {seconds:.1} s, and no convolution was \
+                "HANG outside convolutions: nothing has moved {}{device} for {seconds:.1} s, and no convolution was \
                  outstanding. Nothing is quarantined",
                 place(hang)
             );

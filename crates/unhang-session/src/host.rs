@@ -30,6 +30,19 @@ macro_rules! each {
     };
 }
 
+/// Does something with the slices of two tensors, which are of one type.
+macro_rules! of_one_type {
+    ($pair:expr, ($to:ident, $from:ident) => $body:expr) => {
+        match $pair {
+            (Numbers::F32($to), Numbers::F32($from)) => $body,
+            (Numbers::F16($to), Numbers::F16($from)) => $body,
+            (Numbers::Bf16($to), Numbers::Bf16($from)) => $body,
+            (Numbers::F64($to), Numbers::F64($from)) => $body,
+            _ => debug_assert!(false, "tensors of one convolution are of one type"),
+        }
+    };
+}
+
 /// The bytes of numbers; every bit pattern is a number.
 fn bytes_of<T: Copy>(numbers: &mut [T]) -> &mut [u8] {
     // SAFETY: the same memory for as long; only called with the number types above, which have no padding.
@@ -80,22 +93,17 @@ impl Numbers {
 
     /// How many they are.
     pub fn len(&self) -> usize {
-        each!(self, it => it.len())
+        self.elements().len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.elements().is_empty()
     }
 
     /// One of them.
     pub fn get(&self, at: usize) -> f64 {
-        match self {
-            Numbers::F32(it) => f64::from(it[at]),
-            Numbers::F16(it) => it[at].to_f64(),
-            Numbers::Bf16(it) => it[at].to_f64(),
-            Numbers::F64(it) => it[at],
-        }
+        self.elements().get(at)
     }
 
     /// Changes one, to the nearest of the type.
@@ -162,44 +170,22 @@ impl Numbers {
     /// Copies the elements of a view of another tensor into these, in the order of other strides: from its element `first` on, to
     /// the element `to_first` and on.
     pub(crate) fn copy_between(&mut self, from: &Numbers, view: &View, first: usize, to: [usize; 4], to_first: usize) {
-        macro_rules! copy {
-            ($($variant:ident),*) => {
-                match (self, from) {
-                    $((Numbers::$variant(target), Numbers::$variant(source)) => {
-                        walk(view, to, |from, to| target[to_first + to] = source[first + from]);
-                    })*
-                    _ => debug_assert!(false, "tensors of one convolution are of one type"),
-                }
-            };
-        }
-        copy!(F32, F16, Bf16, F64);
+        of_one_type!((self, from), (target, source) => {
+            walk(view, to, |from, to| target[to_first + to] = source[first + from]);
+        });
     }
 
     /// The elements of a view in the order of other strides, without gaps.
     pub fn gathered(&self, view: &View, to: [usize; 4]) -> Numbers {
-        macro_rules! gather {
-            ($variant:ident, $from:ident) => {{
-                let mut dense = vec![Default::default(); view.elements()];
-                walk(view, to, |from, to| dense[to] = $from[from]);
-                Numbers::$variant(dense)
-            }};
-        }
-        match self {
-            Numbers::F32(from) => gather!(F32, from),
-            Numbers::F16(from) => gather!(F16, from),
-            Numbers::Bf16(from) => gather!(Bf16, from),
-            Numbers::F64(from) => gather!(F64, from),
-        }
+        let mut dense = Numbers::zeros_like(self, view.elements());
+        dense.copy_between(self, view, 0, to, 0);
+        dense
     }
 
     /// Writes densely stored elements to their places in a view; the gaps stay as they are.
     pub fn scatter(&mut self, view: &View, dense: &Numbers, from: [usize; 4]) {
-        match (self, dense) {
-            (Numbers::F32(to), Numbers::F32(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
-            (Numbers::F16(to), Numbers::F16(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
-            (Numbers::Bf16(to), Numbers::Bf16(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
-            (Numbers::F64(to), Numbers::F64(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
-            _ => debug_assert!(false, "numbers of one problem are of one type"),
-        }
+        of_one_type!((self, dense), (target, source) => {
+            walk(view, from, |at, from| target[at] = source[from]);
+        });
     }
 }

@@ -3,14 +3,15 @@
 //!
 //! * [`Session`] is what the process knows: machine, store, evidence, canaries, failures;
 //! * [`Card`] says what a device's canaries are kept under, and the session runs those that have not run;
-//! * [`proof`] is what is shown of kernels before they compute for the user, with every limit; [`sample`] says which elements
-//!   of a first result are compared;
+//! * [`proof`] is what is shown of kernels before they compute for the user, with every limit;
+//! * [`sample`] says which elements of a first result are compared;
 //! * [`Contest`] finds the fastest of several kernels; [`tune`] runs one in a search, [`PolledContest`] between
 //!   a program's calls;
 //! * [`Process`] takes a face's calls to [`Decision`]s, and [`Planned::execute`] computes them on the face's memory and stream. What
 //!   a face provides is the trait [`Face`];
-//! * [`Watchdog`] watches convolutions on a driver's streams, [`Farewell`] keeps a hang as evidence, reports it and ends the
-//!   process, and [`deadlines`] says how long is too long.
+//! * [`compute`] computes every other [`Operation`]: a normalisation, a pooling, a reduction;
+//! * [`Watchdog`] watches convolutions on a driver's streams, and [`deadlines`] says how long is too long;
+//! * [`Farewell`] keeps a hang as evidence, reports it and ends the process.
 //!
 //! This crate must not know torch, Python or MIOpen's interface.
 
@@ -31,6 +32,8 @@ mod hip;
 mod host;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod normalization;
+#[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
+mod operation;
 #[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
 mod placed;
 #[cfg(test)]
@@ -41,6 +44,8 @@ mod polled;
 mod pooling;
 mod process;
 pub mod proof;
+#[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
+mod reduction;
 mod route;
 pub mod sample;
 mod session;
@@ -62,10 +67,10 @@ pub use failure::Failure;
 pub use farewell::{Farewell, say};
 pub use hip::open_hip;
 pub use host::Numbers;
-pub use normalization::{Normalizing, normalize};
+pub use normalization::Normalizing;
+pub use operation::{Content, Operand, Operation, compute};
 pub use placed::Placed;
 pub use polled::{Measuring, Next, OnGpu, PolledContest};
-pub use pooling::pool;
 pub use process::{Decision, Face, Process, try_families_of};
 pub use route::{Route, Totals};
 pub use session::Session;

@@ -1,25 +1,13 @@
-//! Batch normalisations, and the steps that follow a convolution, on a face's memory: by our kernels in the caller's
-//! stream, or on the CPU through copies.
-
-use std::sync::PoisonError;
+//! Batch normalisations, and the steps that follow a convolution.
 
 use unhang_conv::DataType;
-use unhang_engine::tolerance;
-use unhang_gpu::normalization::{
-    Activation, ActivationKind, Affine, Buffers, FAMILY, Launches, LoadedLaunches, Normalization, Operation, Task,
-};
-use unhang_gpu::{GpuEngine, GpuError};
+use unhang_gpu::normalization::{Activation, ActivationKind, Affine, Buffers, FAMILY, Normalization, Operation, Task};
+use unhang_gpu::{GpuEngine, Launches};
 
-use crate::device::Device;
-use crate::failure::{Failure, is_wrong_on_purpose};
-use crate::first::{self, First, few};
+use crate::failure::Failure;
 use crate::host::Numbers;
-use crate::placed::{Brought, Memory, Placed, not_while_recording};
-use crate::session::Session;
-
-/// The most elements and images of a first result's trial.
-const TRIAL_ELEMENTS: usize = 1 << 20;
-const TRIAL_IMAGES: usize = 4;
+use crate::operation::{self, Content, Operand};
+use crate::placed::{Brought, Placed, not_while_recording};
 
 /// A normalisation as the caller asked for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,26 +39,6 @@ impl Normalizing {
         let x = &self.tensors[0];
         let [batch, channels, ..] = x.sizes;
         Normalization { batch, channels, pixels: x.pixels(), per_activation: self.per_activation }
-    }
-
-    /// The same task on as few images as make a fair trial: all of them would need the memory again, and seconds. The
-    /// kernels are the same ones.
-    fn of_few_images(&self, compute_units: usize) -> Normalizing {
-        let kernels = |it: &Normalizing| {
-            [true, false].map(|in_chunks| {
-                let launches = Launches::new(&it.task()?, in_chunks, compute_units)?;
-                Some(launches.kernels().cloned().collect::<Vec<_>>())
-            })
-        };
-        let [images, ..] = self.tensors[0].sizes;
-        let enough = TRIAL_ELEMENTS.div_ceil(self.tensors[0].elements() / images).max(TRIAL_IMAGES);
-        let few = |count: usize| {
-            let mut few = *self;
-            few.tensors.iter_mut().for_each(|it| it.sizes[0] = count);
-            few
-        };
-        let fewer = std::iter::successors(Some(enough), |count| Some(2 * count)).take_while(|&count| count < images);
-        fewer.map(few).find(|few| kernels(few) == kernels(self)).unwrap_or(*self)
     }
 
     /// Checks that the sizes match; the error names the one that does not.
@@ -110,54 +78,6 @@ impl Normalizing {
         })
     }
 
-    /// Everything that distinguishes one first result from another: sizes, strides, types, and which operands are
-    /// present. Numbers such as the momentum may differ from call to call and are left out.
-    fn key(&self, at: &Buffers) -> Key {
-        let places = places(at);
-        // Missing operands, and a result stored over another operand.
-        let marks = places.map(|place| u8::from(place != 0) + 2 * u8::from(place != 0 && place == at.y));
-        Key {
-            operation: self.operation,
-            per_activation: self.per_activation,
-            data_type: self.data_type,
-            tensors: self.tensors,
-            parameters: self.parameters,
-            types: self.types,
-            activation: self.activation.kind,
-            marks,
-        }
-    }
-
-    /// The task on one channel, and that channel's offsets.
-    fn channel(&self, channel: usize, at: &Buffers) -> (Normalizing, Buffers) {
-        let mut one = *self;
-        one.tensors.iter_mut().for_each(|it| it.sizes[1] = 1);
-        one.parameters.sizes[1] = 1;
-        let kinds = self.operands();
-        let mut places = places(at);
-        for (place, (data_type, placed)) in places.iter_mut().zip(kinds) {
-            if *place != 0 {
-                *place += (channel * placed.strides[1] * data_type.size()) as u64;
-            }
-        }
-        (one, from_places(places))
-    }
-
-    /// The types and layouts of all operands, in the order of [`places`].
-    fn operands(&self) -> [(DataType, Placed); 12] {
-        let ([x, y, z], p, [scale, bias, mean, variance]) = (self.tensors, self.parameters, self.types);
-        let tensors = [x, y, z].map(|it| (self.data_type, it));
-        let parameters = [bias, scale, bias, mean, variance, mean, variance, scale, bias].map(|it| (it, p));
-        std::array::from_fn(|at| if at < 3 { tensors[at] } else { parameters[at - 3] })
-    }
-
-    /// Whether its result is discontinuous: a small change of an operand may change it by a lot.
-    fn leaps(&self) -> bool {
-        use ActivationKind::{Identity, Logistic, SoftRelu, Tanh};
-        let is_backward = matches!(self.operation, Operation::Backward | Operation::BackwardAnew);
-        is_backward && !matches!(self.activation.kind, Identity | Logistic | Tanh | SoftRelu)
-    }
-
     /// Makes its result wrong, in place.
     fn spoiling(&self) -> Normalizing {
         let [_, y, _] = self.tensors;
@@ -171,9 +91,9 @@ impl Normalizing {
     }
 }
 
-/// See [`Normalizing::key`].
+/// What distinguishes first results: sizes, strides and types. Numbers such as the momentum may differ from call to call.
 #[derive(Debug, Hash)]
-struct Key {
+pub struct Key {
     operation: Operation,
     per_activation: bool,
     data_type: DataType,
@@ -181,120 +101,129 @@ struct Key {
     parameters: Placed,
     types: [DataType; 4],
     activation: ActivationKind,
-    marks: [u8; 12],
 }
 
-/// The addresses of all operands except the workspace. The second, and those from the seventh on, are written.
-fn places(at: &Buffers) -> [u64; 12] {
-    let [running, gradients] = [[at.running_mean, at.running_variance], [at.scale_gradient, at.bias_gradient]];
-    let Buffers { x, y, z, addend, scale, bias, mean, variance, .. } = *at;
-    [x, y, z, addend, scale, bias, mean, variance, running[0], running[1], gradients[0], gradients[1]]
-}
+impl operation::Operation for Normalizing {
+    const NAME: &'static str = "a batch normalisation";
+    const FAMILY: &'static str = FAMILY;
+    const SCALE: f64 = 1.0;
+    type Buffers = Buffers;
+    type Key = Key;
 
-fn from_places(places: [u64; 12]) -> Buffers {
-    let [x, y, z, addend, scale, bias, mean, variance, running_mean, running_variance, gradients @ ..] = places;
-    let [scale_gradient, bias_gradient] = gradients;
-    let given = Buffers { x, y, z, addend, scale, bias, mean, variance, ..Buffers::default() };
-    Buffers { running_mean, running_variance, scale_gradient, bias_gradient, ..given }
-}
+    fn check(&self, _: &Buffers) -> Result<(), String> {
+        Normalizing::check(self)
+    }
 
-/// Computes a normalisation: by our kernels if their canary passed and their first result was right, otherwise on the
-/// CPU.
-///
-/// # Safety
-/// Device memory as the descriptions say must lie at the buffers, until the stream has come behind it.
-pub unsafe fn normalize(
-    session: &Session,
-    device: &Device,
-    what: &Normalizing,
-    at: &Buffers,
-    stream: u64,
-) -> Result<(), Failure> {
-    what.check().map_err(Failure::Declined)?;
-    let loaded = prepare(session, device, what, at, stream)?;
-    let (spoiling, result) = (what.spoiling(), Buffers { x: at.y, y: at.y, ..Buffers::default() });
-    let is_wrong = is_wrong_on_purpose() && at.y != 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let Some(loaded) = loaded else {
-            on_host(&device.engine, what, at, stream)?;
-            return if is_wrong { on_host(&device.engine, &spoiling, &result, stream) } else { Ok(()) };
-        };
-        launch(device, &loaded, at, stream)?;
-        match spoiling.task().filter(|_| is_wrong) {
-            Some(task) => launch(device, &load(device, &task, stream)?, &result, stream),
-            None => Ok(()),
+    fn key(&self) -> Key {
+        Key {
+            operation: self.operation,
+            per_activation: self.per_activation,
+            data_type: self.data_type,
+            tensors: self.tensors,
+            parameters: self.parameters,
+            types: self.types,
+            activation: self.activation.kind,
         }
     }
-}
 
-/// Its kernels, loaded and with a first result that was right; `None` if the CPU must compute.
-fn prepare(
-    session: &Session,
-    device: &Device,
-    what: &Normalizing,
-    at: &Buffers,
-    stream: u64,
-) -> Result<Option<LoadedLaunches>, Failure> {
-    let by_kernels = device.engine.has_kernels().is_ok() && device.may_run(FAMILY);
-    let Some(task) = what.task().filter(|_| by_kernels) else { return Ok(None) };
-    let found = load(device, &task, stream).and_then(|loaded| {
-        let asked = First { family: FAMILY, key: &what.key(at), stream };
-        let channels = few(what.tensors[0].sizes[1]);
-        let units = device.engine.driver().description().model.compute_units;
-        session.prove(device, &asked, || device.try_normalization(&what.of_few_images(units), at, &channels, 1))?;
-        Ok(loaded)
-    });
-    first::or_the_cpu("a batch normalisation", found)
-}
-
-/// The launches of a task, with their kernels.
-fn load(device: &Device, task: &Task, stream: u64) -> Result<LoadedLaunches, Failure> {
-    // A recorded graph may be replayed at any time, so it must not share memory with other calls.
-    let in_chunks = !device.engine.driver().is_capturing(stream)?;
-    load_in(device, task, in_chunks, stream)
-}
-
-fn load_in(device: &Device, task: &Task, in_chunks: bool, stream: u64) -> Result<LoadedLaunches, Failure> {
-    let units = device.engine.driver().description().model.compute_units;
-    let declined = || Failure::Declined("more than 2^31 elements".to_owned());
-    let launches = Launches::new(task, in_chunks, units).ok_or_else(declined)?;
-    device.engine.load_normalization(launches, stream).map_err(Failure::from)
-}
-
-/// By our kernels.
-///
-/// # Safety
-/// As [`normalize`].
-unsafe fn launch(device: &Device, loaded: &LoadedLaunches, at: &Buffers, stream: u64) -> Result<(), Failure> {
-    let engine = &device.engine;
-    if loaded.workspace_bytes() == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { engine.launch_normalization(loaded, at, stream) }.map_err(Failure::from);
+    fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches> {
+        self.task()?.launches(in_chunks, compute_units)
     }
-    let scratch = device.scratch(stream);
-    let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-    let workspace = scratch.at_least(engine.driver(), loaded.workspace_bytes())?;
-    // SAFETY: as above; nobody else puts launches for this memory between these.
-    unsafe { engine.launch_normalization(loaded, &Buffers { workspace, ..*at }, stream) }.map_err(Failure::from)
-}
 
-/// Computes it on the host: copies the tensors there, computes by the definition, and copies the results back.
-///
-/// # Safety
-/// As [`normalize`].
-unsafe fn on_host(engine: &GpuEngine, what: &Normalizing, at: &Buffers, stream: u64) -> Result<(), Failure> {
-    not_while_recording(engine, stream)?;
-    // SAFETY: the caller's promise.
-    let host = unsafe { OnHost::new(engine, what, at, stream) };
-    let [x_placed, y_placed, _] = what.tensors;
-    let x = host.tensor(x_placed, at.x)?;
-    let result = match what.operation {
-        Operation::Apply => host.apply(x)?,
-        Operation::Train => host.train(&x)?,
-        Operation::Backward | Operation::BackwardAnew => host.backward(&x)?,
-    };
-    host.write(y_placed, what.data_type, at.y, &result)
+    fn addresses(at: &Buffers) -> Vec<u64> {
+        at.addresses().to_vec()
+    }
+
+    fn buffers(addresses: &[u64]) -> Buffers {
+        std::array::from_fn(|at| addresses[at]).into()
+    }
+
+    fn operands(&self) -> Vec<Operand> {
+        let ([x, y, z], p, [scale, bias, mean, variance]) = (self.tensors, self.parameters, self.types);
+        let operand = |data_type, placed, is_written, in_fours| Operand {
+            content: Content::Numbers(data_type),
+            placed,
+            is_written,
+            in_fours,
+        };
+        let tensors =
+            [(x, false), (y, true), (z, false)].map(|(it, written)| operand(self.data_type, it, written, true));
+        let given = [bias, scale, bias].map(|it| operand(it, p, false, false));
+        let kept = [mean, variance, mean, variance, scale, bias].map(|it| operand(it, p, true, false));
+        [&tensors[..], &given, &kept].concat()
+    }
+
+    fn parts(&self) -> usize {
+        self.tensors[0].sizes[1]
+    }
+
+    fn part(&self, channel: usize, at: &Buffers) -> (Normalizing, Buffers) {
+        let mut one = *self;
+        one.tensors.iter_mut().for_each(|it| it.sizes[1] = 1);
+        one.parameters.sizes[1] = 1;
+        let mut places = at.addresses();
+        for (place, operand) in places.iter_mut().zip(self.operands()) {
+            if *place != 0 {
+                *place += (channel * operand.placed.strides[1] * operand.content.size()) as u64;
+            }
+        }
+        (one, places.into())
+    }
+
+    fn slices(&self) -> (usize, usize) {
+        let [images, ..] = self.tensors[0].sizes;
+        (images, self.tensors[0].elements() / images)
+    }
+
+    fn of_slices(&self, count: usize) -> Normalizing {
+        let mut few = *self;
+        few.tensors.iter_mut().for_each(|it| it.sizes[0] = count);
+        few
+    }
+
+    fn fill(&self, operand: usize, numbers: &mut Numbers) {
+        let least = [-0.3, 9.0, -0.5, 0.0, 0.2, -0.4, -0.4, 0.2, 0.0, 0.1, 0.0, 0.0];
+        (0..numbers.len()).for_each(|at| numbers.set(at, numbers.get(at).abs() + least[operand]));
+    }
+
+    fn leaps(&self) -> bool {
+        use ActivationKind::{Identity, Logistic, SoftRelu, Tanh};
+        let is_backward = matches!(self.operation, Operation::Backward | Operation::BackwardAnew);
+        is_backward && !matches!(self.activation.kind, Identity | Logistic | Tanh | SoftRelu)
+    }
+
+    fn spoiled(&self, at: &Buffers) -> Vec<(Normalizing, Buffers)> {
+        let result = Buffers { x: at.y, y: at.y, ..Buffers::default() };
+        let mut all = vec![(*self, *at), (self.spoiling(), result)];
+        all.truncate(if at.y == 0 { 1 } else { 2 });
+        all
+    }
+
+    fn trials(is_emulated: bool) -> Vec<(Normalizing, Buffers)> {
+        let with_operands = |trial: Normalizing| {
+            // Every operand is present and has its own memory, aligned.
+            let mut all: [u64; 12] = std::array::from_fn(|at| (at as u64 + 1) * 16);
+            if trial.operation == Operation::BackwardAnew {
+                all[6..8].fill(0);
+            }
+            (trial, all.into())
+        };
+        trials(is_emulated).into_iter().map(with_operands).collect()
+    }
+
+    unsafe fn on_host(&self, engine: &GpuEngine, at: &Buffers, stream: u64) -> Result<(), Failure> {
+        not_while_recording(engine, stream)?;
+        // SAFETY: the caller's promise.
+        let host = unsafe { OnHost::new(engine, self, at, stream) };
+        let [x_placed, y_placed, _] = self.tensors;
+        let x = host.tensor(x_placed, at.x)?;
+        let result = match self.operation {
+            Operation::Apply => host.apply(x)?,
+            Operation::Train => host.train(&x)?,
+            Operation::Backward | Operation::BackwardAnew => host.backward(&x)?,
+        };
+        host.write(y_placed, self.data_type, at.y, &result)
+    }
 }
 
 /// A normalisation whose tensors are copied to the host and back.
@@ -307,7 +236,7 @@ struct OnHost<'a> {
 
 impl<'a> OnHost<'a> {
     /// # Safety
-    /// As [`normalize`], for as long as this lives.
+    /// As [`operation::Operation::on_host`], for as long as this lives.
     unsafe fn new(engine: &'a GpuEngine, what: &'a Normalizing, at: &'a Buffers, stream: u64) -> OnHost<'a> {
         OnHost { engine, what, at, stream }
     }
@@ -427,7 +356,7 @@ fn trials(is_emulated: bool) -> Vec<Normalizing> {
             (Operation::BackwardAnew, ActivationKind::Logistic),
         ] {
             for (sizes, per_activation) in
-                [([2, 5, 1, 3, 4], false), ([3, 40, 1, 2, 3], true), ([2, 2, 1, 33, 32], false)]
+                [([2, 5, 1, 3, 5], false), ([3, 40, 1, 2, 3], true), ([2, 2, 1, 33, 32], false)]
             {
                 let [_, channels, _, height, width] = sizes;
                 let pixels = height * width;
@@ -461,156 +390,15 @@ fn trials(is_emulated: bool) -> Vec<Normalizing> {
     trials
 }
 
-impl Device {
-    /// Compiles and loads the kernels for normalisations before somebody waits for their results.
-    pub(crate) fn prepare_normalizations(&self) -> Result<(), GpuError> {
-        for in_chunks in [false, true] {
-            for trial in trials(self.engine.driver().description().is_emulated()) {
-                let launches = trial.task().and_then(|task| Launches::new(&task, in_chunks, 64));
-                launches.map(|launches| self.engine.load_normalization(launches, 0)).transpose()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Tries the kernels for normalisations, and returns their largest difference from the CPU's results as a share of
-    /// the tolerance. Waits for the device.
-    pub(crate) fn try_normalizations(&self) -> Result<f64, String> {
-        let mut worst = 0.0f64;
-        let is_emulated = self.engine.driver().description().is_emulated();
-        for (seed, trial) in trials(is_emulated).into_iter().enumerate() {
-            // Every operand is present and has its own memory.
-            let mut all: [u64; 12] = std::array::from_fn(|at| at as u64 + 1);
-            if trial.operation == Operation::BackwardAnew {
-                all[6..8].fill(0);
-            }
-            let channels: Vec<usize> = (0..trial.tensors[0].sizes[1]).collect();
-            let share = self.try_normalization(&trial, &from_places(all), &channels, seed as u64);
-            worst = worst.max(share.map_err(Failure::reason)?);
-        }
-        Ok(worst)
-    }
-
-    /// Computes a normalisation on generated numbers with the operands that `like` has, and compares some channels with
-    /// the CPU's results: the largest difference as a share of the tolerance. If a recorded graph takes another path,
-    /// tries that too.
-    fn try_normalization(
-        &self,
-        trial: &Normalizing,
-        like: &Buffers,
-        channels: &[usize],
-        seed: u64,
-    ) -> Result<f64, Failure> {
-        let Some(task) = trial.task() else { return Ok(f64::INFINITY) };
-        let ways = [load_in(self, &task, true, 0)?, load_in(self, &task, false, 0)?];
-        let is_same = ways[0].workspace_bytes() == ways[1].workspace_bytes();
-        let mut memory = Memory::new(self);
-        let at = self.place(trial, like, &mut memory)?;
-        let bring = |at: &Buffers| {
-            let of_channel = |&channel: &usize| self.outputs(trial, channel, at);
-            channels.iter().map(of_channel).collect::<Result<Vec<_>, _>>()
-        };
-        // SAFETY: memory of these sizes, alive until the results were read.
-        unsafe {
-            self.fill(trial, &at, seed)?;
-            for &channel in channels {
-                let (one, at) = trial.channel(channel, &at);
-                on_host(&self.engine, &one, &at, 0)?;
-            }
-        }
-        let right = bring(&at)?;
-        let mut worst = 0.0f64;
-        for loaded in ways.iter().take(if is_same { 1 } else { 2 }) {
-            // SAFETY: as above.
-            unsafe {
-                self.fill(trial, &at, seed)?;
-                launch(self, loaded, &at, 0)?;
-            }
-            worst = worst.max(share(trial, &bring(&at)?, &right));
-        }
-        Ok(worst)
-    }
-
-    /// Memory for the operands that `like` has; operands that share memory there share it here.
-    fn place(&self, trial: &Normalizing, like: &Buffers, memory: &mut Memory<'_>) -> Result<Buffers, Failure> {
-        let (wanted, kinds) = (places(like), trial.operands());
-        let mut found = [0; 12];
-        for at in 0..12 {
-            let twin = (0..at).find(|&other| wanted[other] == wanted[at] && kinds[other] == kinds[at]);
-            found[at] = match twin {
-                _ if wanted[at] == 0 => 0,
-                Some(twin) => found[twin],
-                None => memory.allocate(kinds[at].1.span() * kinds[at].0.size())?,
-            };
-        }
-        Ok(from_places(found))
-    }
-
-    /// Writes generated numbers.
-    ///
-    /// # Safety
-    /// Memory of a trial's sizes.
-    unsafe fn fill(&self, trial: &Normalizing, at: &Buffers, seed: u64) -> Result<(), Failure> {
-        let least = [-0.3, 9.0, -0.5, 0.0, 0.2, -0.4, -0.4, 0.2, 0.0, 0.1, 0.0, 0.0];
-        let places = places(at);
-        for (number, (data_type, placed)) in trial.operands().into_iter().enumerate() {
-            if places[number] == 0 || places[..number].contains(&places[number]) {
-                continue;
-            }
-            let seed = if matches!(number, 0 | 2) { seed + number as u64 } else { number as u64 };
-            let mut numbers = Numbers::random(data_type, placed.span(), seed);
-            (0..numbers.len()).for_each(|at| numbers.set(at, numbers.get(at).abs() + least[number]));
-            // SAFETY: the caller's promise.
-            unsafe { numbers.write(self.engine.driver(), places[number], 0)? };
-        }
-        Ok(())
-    }
-
-    /// The results of one channel: output, statistics and gradients.
-    fn outputs(&self, trial: &Normalizing, channel: usize, at: &Buffers) -> Result<Outputs, Failure> {
-        let (one, at) = trial.channel(channel, at);
-        let (places, kinds) = (places(&at), one.operands());
-        let read = |number: usize| {
-            let (data_type, placed) = kinds[number];
-            // SAFETY: memory of the trial's sizes.
-            let brought = unsafe { Brought::new(&self.engine, data_type, placed, places[number], 0) };
-            brought.map(|it| it.all())
-        };
-        let written = [1, 6, 7, 8, 9, 10, 11].into_iter().filter(|&number| places[number] != 0);
-        written.map(|number| Ok((kinds[number].0, read(number)?))).collect()
-    }
-}
-
-/// The types and numbers of the results.
-type Outputs = Vec<(DataType, Vec<f64>)>;
-
-/// The largest error as a share of the tolerance.
-fn share(trial: &Normalizing, found: &[Outputs], right: &[Outputs]) -> f64 {
-    let mut worst = 0.0f64;
-    for output in 0..right.first().map_or(0, Vec::len) {
-        let all = || right.iter().flat_map(|channel| &channel[output].1);
-        let data_type = right[0][output].0;
-        // The expected size of the numbers: if all of them are nearly zero, that is by chance.
-        let largest = all().filter(|it| it.is_finite()).fold(1.0f64, |most, it| most.max(it.abs()));
-        let allowed = tolerance::canary(data_type) * largest;
-        let pairs = found.iter().flat_map(|channel| &channel[output].1).zip(all());
-        let shares: Vec<f64> = pairs.map(|(&found, &right)| first::share(found, right, allowed)).collect();
-        let off = shares.iter().filter(|share| **share > 1.0).count();
-        // Next to a discontinuity, rounding decides a few elements.
-        if output == 0 && trial.leaps() && off * 1000 <= shares.len() {
-            continue;
-        }
-        worst = shares.into_iter().fold(worst, f64::max);
-    }
-    worst
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::device::Device;
+    use crate::operation::{Operation as _, compute, of_few_slices};
     use crate::played;
+    use crate::session::Session;
 
     #[test]
     fn parameters_must_fit_the_tensors() {
@@ -623,15 +411,15 @@ mod tests {
     #[test]
     fn a_trial_has_few_of_many_images_and_the_same_kernels() {
         let first = trials(false)[0];
-        assert_eq!(first.of_few_images(40), first, "all of a few");
+        assert_eq!(of_few_slices(&first, 40), first, "all of a few");
         let tensor = Placed { sizes: [64, 256, 1, 56, 56], strides: [802_816, 3136, 3136, 56, 1] };
         let parameters = Placed { sizes: [1, 256, 1, 1, 1], strides: [256, 1, 1, 1, 1] };
         for operation in [Operation::Train, Operation::Backward] {
             let large = Normalizing { operation, per_activation: false, tensors: [tensor; 3], parameters, ..first };
-            let few = large.of_few_images(40);
+            let few = of_few_slices(&large, 40);
             assert!(few.tensors[0].sizes[0] <= 8, "{:?}", few.tensors);
             let kernels = |it: &Normalizing| {
-                let launches = Launches::new(&it.task().unwrap(), true, 40).unwrap();
+                let launches = it.launches(true, 40).unwrap();
                 launches.kernels().cloned().collect::<Vec<_>>()
             };
             assert_eq!(kernels(&few), kernels(&large));
@@ -663,7 +451,7 @@ mod tests {
             ..Buffers::default()
         };
         // SAFETY: memory of these sizes, which stays.
-        assert!(unsafe { normalize(session, device, &what, &at, 0) }.is_ok());
+        assert!(unsafe { compute(session, device, &what, &at, 0) }.is_ok());
         let input: Vec<f64> = input.iter().map(|&it| f64::from(it)).collect();
         let (mean, variance) = what.sizes().statistics(&input);
         let inverse: Vec<f64> = variance.iter().map(|it| 1.0 / (it + 1e-3).sqrt()).collect();

@@ -18,6 +18,11 @@ pub struct Placed {
 }
 
 impl Placed {
+    /// That many elements, one after the other.
+    pub(crate) fn row(count: usize) -> Placed {
+        Placed { sizes: [1, 1, 1, 1, count], strides: [1; 5] }
+    }
+
     pub(crate) fn pixels(&self) -> usize {
         self.sizes[2..].iter().product()
     }

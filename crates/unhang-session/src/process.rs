@@ -12,13 +12,15 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::Store;
-use unhang_gpu::{normalization, pooling, strided};
+use unhang_gpu::{pooling, reduction, strided};
 use unhang_machine::{Machine, System};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value};
 use unhang_probe::canary::{self, Families};
 
 use crate::canaries::PARTS;
 use crate::device::Device;
+use crate::normalization::Normalizing;
+use crate::operation::Proof;
 use crate::proof::{self, Family};
 use crate::route::{Route, Totals};
 use crate::session::{Session, locked};
@@ -124,7 +126,7 @@ fn settings() -> ProcessSettings {
 }
 
 /// The families that a canary tries on a device behind a face, most general first. Copies and biases are one of them,
-/// normalisations and poolings others.
+/// normalisations, poolings and reductions others.
 fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
     let mut families = proof::families(&device.engine);
     families.extend(PARTS.map(|name| Family { name: name.to_owned(), tries: Vec::new() }));
@@ -139,18 +141,15 @@ fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
 pub fn try_families_of(device: &Device, wanted: &[String]) {
     let families = families_of(device, Some(wanted.to_vec()));
     let name_of = |family: &str| device.card.name_of_family(&device.engine, family);
-    let try_part = |part: &str| match part {
-        normalization::FAMILY => device.try_normalizations(),
-        pooling::FAMILY => device.try_poolings(),
-        _ => device.try_strided().map_err(|error| error.to_string()),
+    let proofs = [Proof::of::<Normalizing>(), Proof::of::<pooling::Task>(), Proof::of::<reduction::Task>()];
+    let proof_of = |family: &str| proofs.iter().find(|proof| proof.family == family);
+    let try_part = |part: &str| match proof_of(part) {
+        Some(proof) => (proof.run)(device),
+        None => device.try_strided().map_err(|error| error.to_string()),
     };
     // An error here happens again in the family's trial, which reports it.
-    for family in &families {
-        let _ = match family.name.as_str() {
-            normalization::FAMILY => device.prepare_normalizations(),
-            pooling::FAMILY => device.prepare_poolings(),
-            _ => Ok(()),
-        };
+    for proof in families.iter().filter_map(|family| proof_of(&family.name)) {
+        let _ = (proof.prepare)(device);
     }
     proof::try_families(&device.engine, &families, &name_of, &try_part);
 }

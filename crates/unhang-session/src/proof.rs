@@ -138,7 +138,7 @@ fn largest_error(
 }
 
 /// In a canary's child: tries families one after another, each within a limit, and prints each verdict on standard
-/// output. Returns the overall verdict. `name_of` is the key of a family's verdict; `try_part` tries a family that
+/// output. Returns the overall verdict. `name_of` is the key of a family's verdict. `try_part` tries a family that
 /// computes no convolution and returns its error as a share of the tolerance.
 pub fn try_families(
     engine: &GpuEngine,
@@ -162,7 +162,7 @@ pub fn try_families(
     let within = Limit::new(canary::MEMORY, &name_of(canary::MEMORY), limit);
     match FromHost::new(engine).copies() {
         Ok(true) => {}
-        Ok(false) => return (Verdict::Error, "what was copied to the card and back is not the same".to_owned()),
+        Ok(false) => return (Verdict::Error, "data copied to the card and back are not the same".to_owned()),
         Err(error) => return (Verdict::Error, words(error)),
     }
     drop(within);

@@ -1,14 +1,15 @@
 //! Which elements of a kernel's first result are compared with the definition.
 //!
-//! They are at the corners of the first and last image, in the first and last channels of the first and last group, where
-//! tiles are ragged and mistakes live, and at a few places between. An element of a filter's gradient sums over all pixels,
-//! so the more pixels there are the fewer of those are compared. Whole results would be the stronger proof: they take as long
-//! as the CPU takes for the convolution, and canaries compare them on small ones.
+//! They are at the corners of the first and last image, in the first and last channels of the first and last group:
+//! there tiles are ragged and mistakes live. Others are at a few places between. An element of a filter's gradient sums
+//! over all pixels, so the more pixels there are the fewer of those are compared. Whole results would be the stronger
+//! proof: they take as long as the CPU takes for the convolution, and canaries compare them on small ones.
 
 use std::ops::Range;
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::{Comparison, ElementPosition, Elements};
+use unhang_probe::child::advance;
 
 use crate::host::Numbers;
 use crate::view::View;
@@ -17,8 +18,8 @@ use crate::view::View;
 const CHANNELS: usize = 4;
 /// Positions between the corners.
 const BETWEEN: usize = 4;
-/// With more pixels than the first of these, one filter and channel are compared at each end; with more than the
-/// second, five of its taps; with more than the third, one end only.
+/// With more pixels than the first of these, one filter and channel are compared at each end. With more than the second
+/// it is five of its taps, with more than the third one end only.
 const MANY_PIXELS: [usize; 3] = [1 << 12, 1 << 14, 1 << 17];
 
 /// A few channels at the beginning and at the end of a group.
@@ -34,10 +35,7 @@ fn positions(batch: usize, height: usize, width: usize) -> Vec<[usize; 3]> {
     let mut positions = vec![[0; 3], [0, 0, last[2]], [last[0], last[1], 0], last];
     let mut seed = 0x9e37_79b9_u64;
     for _ in 0..BETWEEN {
-        positions.push([batch, height, width].map(|size| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 33) as usize % size
-        }));
+        positions.push([batch, height, width].map(|size| (advance(&mut seed) >> 33) as usize % size));
     }
     without_repeats(positions)
 }

@@ -16,6 +16,9 @@ const MOST_CANARIES: usize = 50_000;
 /// The same holds for convolutions that an engine fails on.
 const MOST_FAILURES: usize = 10_000;
 
+/// The framework's kernels are used if they need at most this share of our time, because their calls go through Python.
+const WORTH_LEAVING: f64 = 0.9;
+
 /// A convolution and its device.
 type ProblemOnDevice = (Problem, String);
 
@@ -136,6 +139,18 @@ impl Session {
         record.detail = detail.to_owned();
         self.store.record(record.clone());
         self.evidence.write().unwrap_or_else(PoisonError::into_inner).learn(record)
+    }
+
+    /// Learns the times of our kernels and of the framework's, which were timed in turns, if the framework's are faster.
+    /// Returns whether they are.
+    pub fn learn_race(&self, problem: &Problem, ours: f64, theirs: f64) -> bool {
+        if theirs > ours * WORTH_LEAVING {
+            return false;
+        }
+        let works = |engine, seconds, detail| self.learn(problem, engine, Verdict::Works, Some(seconds), detail);
+        works(EngineName::Jit, ours, "timed against aten when it was tuned");
+        works(EngineName::Aten, theirs, "timed against jit when that was tuned");
+        true
     }
 
     /// Counts a convolution that the program asked for.

@@ -1,5 +1,5 @@
 //! Tuning in a search. If it is enabled (`tune`, `UNHANG_TUNE=1`) and a program has the vendor's library search, our
-//! candidates are timed, and the fastest is used in this process and the next. A search may wait for the device, as the
+//! candidates are timed. The fastest is used in this process and the next. A search may wait for the device, as the
 //! vendor's own does, so everything is measured at once.
 
 use std::sync::Arc;

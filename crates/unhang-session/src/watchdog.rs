@@ -77,6 +77,14 @@ impl Watchdog {
         }
     }
 
+    /// A call was lost, such as by an exception before anybody had it. The driver is not called.
+    pub fn forget(&self, call: &WatchedCall) {
+        match call {
+            WatchedCall::Accelerator(call) => self.watch.forget(call),
+            WatchedCall::Host(call) => self.watch.end_host(*call),
+        }
+    }
+
     /// Stops watching, within that time; true if its threads have ended. Drivers shut down when a process ends, and
     /// nobody may ask them then.
     pub fn stop_within(&self, patience: Duration) -> bool {

@@ -171,13 +171,16 @@ impl<T> Lane<T> {
         true
     }
 
+    /// Nobody is in a call any more. Its work, if it launched any, is nobody's.
+    pub(crate) fn forget(&self, call: u64) -> Option<Arc<T>> {
+        let mut state = self.state();
+        let at = state.inside.iter().rposition(|(number, _)| *number == call)?;
+        Some(state.inside.remove(at).1)
+    }
+
     /// A call has returned to the host.
     pub(crate) fn end(&self, call: u64) {
-        let subject = {
-            let mut state = self.state();
-            let Some(at) = state.inside.iter().rposition(|(number, _)| *number == call) else { return };
-            state.inside.remove(at).1
-        };
+        let Some(subject) = self.forget(call) else { return };
         // A recording may have begun inside: the launched work is then not in the stream.
         if !self.events.is_capturing(self.stream) {
             self.put(MarkerKind::After(subject), None);

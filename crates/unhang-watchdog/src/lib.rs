@@ -1,10 +1,10 @@
 //! Which call hangs on an accelerator, and what its process leaves behind ([`HangReport`]).
 //!
 //! Launches are asynchronous: a call that returned has only been queued. So a marker (an event of the driver) goes
-//! into the stream before and after each watched call, and a marker of ours (a "fence") where there is no other.
+//! into the stream before and after each watched call. A marker of ours (a "fence") goes where there is no other.
 //! Markers of a stream complete in order, so there is one rule: **the oldest marker that has not completed, and has
-//! been the oldest for longer than the deadline, says what hangs.** If it is after a call, that call hangs. If it is
-//! a fence added before a call returned to the host, that call hangs (a library that tries candidates and waits for
+//! been the oldest for longer than the deadline, says what hangs.** If it is after a call, that call hangs. If it is a
+//! fence added before a call returned to the host, that call hangs (a library that tries candidates and waits for
 //! them). Otherwise something else hangs.
 //!
 //! A deep queue is not a hang, because the oldest marker keeps changing. Nor is a compilation or a slow data loader,

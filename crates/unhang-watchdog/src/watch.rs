@@ -97,6 +97,11 @@ impl<T: Send + Sync + 'static> Watch<T> {
         }
     }
 
+    /// The call was lost: nobody says when it ends. The driver is not called.
+    pub fn forget(&self, call: &Call<T>) {
+        call.lane.forget(call.number);
+    }
+
     /// A call begins that is over when it returns.
     pub fn begin_host(&self, subject: &Arc<T>) -> HostCall {
         let number = self.next_call();

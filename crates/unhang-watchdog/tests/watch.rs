@@ -1,4 +1,4 @@
-//! The watch against a played device: a queue of work and events that happen in order, and never before what is ahead.
+//! The watch with a simulated device: a queue of work and events that complete in order, never before the work ahead.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,12 +9,12 @@ use std::time::Duration;
 use unhang_watchdog::{Events, Hang, HangPlace, Lane, Watch, WatchSettings};
 
 const DEADLINE: Duration = Duration::from_millis(400);
-/// For waits that are meant to end: nothing depends on how long they take.
+/// For waits that should end; no result depends on how long they take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Device {
-    /// How many pieces of work each event has ahead of it.
+    /// How much work each event has ahead of it.
     events: Mutex<HashMap<u64, usize>>,
     launched: AtomicUsize,
     done: AtomicUsize,
@@ -23,7 +23,7 @@ struct Device {
     stuck: AtomicBool,
     refusing: AtomicBool,
     recorded: AtomicUsize,
-    /// Its streams are destroyed by whoever made them.
+    /// Whoever created its streams destroys them.
     fleeting: AtomicBool,
 }
 
@@ -102,7 +102,7 @@ impl Bench {
         self.hangs.recv_timeout(PATIENCE).expect("a hang is reported")
     }
 
-    /// Nothing is reported within three deadlines.
+    /// No hang is reported within three deadlines.
     fn assert_quiet(&self) {
         if let Ok(hang) = self.hangs.recv_timeout(3 * DEADLINE) {
             panic!("told of {hang:?}");
@@ -144,6 +144,17 @@ fn what_stands_before_a_call_is_not_the_calls_fault() {
 }
 
 #[test]
+fn a_lost_call_leaves_no_marker_behind_its_work() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    device.fleeting.store(true, Ordering::SeqCst);
+    let call = bench.watch.begin(&lane, &Arc::new("lost")).unwrap();
+    device.launch();
+    bench.watch.forget(&call);
+    bench.assert_quiet();
+}
+
+#[test]
 fn a_wait_with_no_call_outstanding_is_outside() {
     let bench = Bench::new();
     let (device, lane) = bench.device(0);
@@ -166,7 +177,7 @@ fn nothing_is_put_into_a_stream_that_may_have_been_destroyed() {
     device.launch();
     bench.assert_quiet();
     assert_eq!(device.recorded.load(Ordering::SeqCst), recorded);
-    // While a call is in it, it is there, and what the call waits for is reported.
+    // During a call the stream exists, and what the call waits for is reported.
     device.finish_all();
     let _call = bench.watch.begin(&lane, &Arc::new("second")).unwrap();
     device.launch();
@@ -184,7 +195,7 @@ fn what_is_not_watched_has_a_deadline_of_its_own() {
     device.finish_all();
     device.launch();
     bench.call(&lane, &device, "second");
-    bench.assert_quiet(); // something long stands before the second
+    bench.assert_quiet(); // long work is ahead of the second
     device.finish_all();
     bench.call(&lane, &device, "third");
     assert_eq!(bench.hang().subject.as_deref(), Some(&"third"));
@@ -226,7 +237,7 @@ fn compiling_and_loading_data_are_no_hangs() {
     device.finish_all();
     bench.assert_quiet(); // no work: the loader is slow
     let call = bench.watch.begin(&lane, &Arc::new("compiling")).unwrap();
-    bench.assert_quiet(); // an idle stream inside a call
+    bench.assert_quiet(); // an idle stream during a call
     device.launch();
     bench.watch.end(&call);
     device.finish_all();
@@ -250,7 +261,7 @@ fn a_deep_queue_that_moves_is_no_hang() {
     for _ in 0..100 {
         bench.call(&lane, &device, "one of many");
     }
-    // All of it takes several deadlines, each piece a part of one.
+    // The whole takes several deadlines; each piece takes a part of one.
     for _ in 0..40 {
         std::thread::sleep(DEADLINE / 10);
         device.done.fetch_add(1, Ordering::SeqCst);
@@ -269,7 +280,7 @@ fn nothing_is_put_into_a_graph() {
     assert!(bench.watch.begin(&lane, &Arc::new("captured")).is_none());
     bench.assert_quiet();
     assert_eq!(device.recorded.load(Ordering::SeqCst), 0);
-    // A recording that begins inside a call: what is launched then never runs, and is waited for by nobody.
+    // A recording begins inside a call. Work launched then never runs, and nobody waits for it.
     device.capturing.store(false, Ordering::SeqCst);
     let call = bench.watch.begin(&lane, &Arc::new("begins one")).unwrap();
     Bench::wait_until_all_happened(&lane);
@@ -286,7 +297,7 @@ fn a_driver_that_answers_late_is_no_hang() {
     let (device, lane) = bench.device(0);
     let (other, other_lane) = bench.device(1);
     Bench::wait_until_all_happened(&other_lane);
-    // Another thread compiles and holds the driver's lock; what was queued is done meanwhile, and nobody can see it.
+    // Another thread compiles and holds the driver's lock. The queued work finishes meanwhile, and nobody can see it.
     device.stuck.store(true, Ordering::SeqCst);
     bench.call(&lane, &device, "done unseen");
     bench.call(&other_lane, &other, "done unseen too");
@@ -307,11 +318,11 @@ fn a_driver_that_never_answers_is_a_hang_in_the_end() {
     Bench::wait_until_all_happened(&other_lane);
     device.stuck.store(true, Ordering::SeqCst);
     bench.call(&lane, &device, "stuck");
-    // Finished, and the poller is not there to see it.
+    // It has finished, but the poller is stuck and cannot see it.
     bench.call(&other_lane, &other, "fine");
     other.finish_all();
     let hang = bench.hang();
-    // Whichever marker it was asked about; never the lane that could not be asked.
+    // Whichever marker the poller asked about, but never the lane that it could not ask.
     assert_eq!((hang.device, hang.place), (Some(0), HangPlace::Host));
     assert!(hang.subject.is_none_or(|subject| *subject == "stuck"));
     device.stuck.store(false, Ordering::SeqCst);
@@ -352,7 +363,7 @@ fn a_stopped_watch_tells_nothing_and_its_threads_end() {
 
 #[test]
 fn more_calls_than_can_be_watched_accuse_nobody() {
-    // Long enough to fill the queue in.
+    // Long enough to fill the queue.
     let bench = Bench::with(WatchSettings {
         deadline: 12 * DEADLINE,
         outside_deadline: 12 * DEADLINE,
@@ -365,7 +376,7 @@ fn more_calls_than_can_be_watched_accuse_nobody() {
         let call = bench.watch.begin(&lane, &subject).unwrap();
         bench.watch.end(&call);
     }
-    // There was no room for what stands before this one, whose work then waits behind all of it.
+    // There was no room for the marker before this call, and its work then waits behind everything.
     let call = bench.watch.begin(&lane, &subject).unwrap();
     let ahead = device.launched.load(Ordering::SeqCst);
     device.launch();
@@ -376,7 +387,7 @@ fn more_calls_than_can_be_watched_accuse_nobody() {
         std::thread::sleep(Duration::from_millis(1));
     }
     bench.watch.end(&call);
-    // Its own marker, or a fence that came before it, follows calls that were not watched, and says nothing of one.
+    // Its own marker, or a fence before it, follows calls that were not watched. So it says nothing about any one call.
     let hang = bench.hang();
     assert!(hang.is_uncertain && hang.subject.is_none(), "{hang:?}");
 }

@@ -1,4 +1,4 @@
-//! One convolution, as torch has MIOpen do it.
+//! Computes one convolution with MIOpen as torch does.
 
 use std::time::Instant;
 
@@ -11,15 +11,15 @@ use crate::{DirectionFunctions, MODE_CONVOLUTION, Opaque, Performance, code_of};
 use super::library::{Functions, Miopen, MiopenError, call};
 use super::memory::{Descriptor, HipEvent, Memory};
 
-/// How many algorithms a search may name.
+/// The most algorithms that a search may return.
 const MOST_ALGORITHMS: usize = 16;
-/// Seconds that repeating a convolution to time it may take, and how often it is repeated at most.
+/// The time limit in seconds, and the limit on repetitions, for timing a convolution.
 const TIMING_SECONDS: f64 = 0.2;
 const TIMING_CALLS: usize = 10;
 
 impl Miopen {
-    /// Computes a problem that is not transposed on operands in this process's memory. `first` and `second` are the
-    /// operands in the problem's own order, `result` is overwritten. `found` is called when the search is done and the
+    /// Computes an ordinary (not transposed) problem on operands in this process's memory. `first` and `second` are the
+    /// operands in the problem's own order; `result` is overwritten. Calls `found` when the search is done and the
     /// convolution itself begins.
     pub fn convolve<T: Copy>(
         &mut self,
@@ -69,7 +69,7 @@ impl Miopen {
         Ok(Convolved { first_seconds, seconds, detail })
     }
 
-    /// Whether the device takes data and gives it back. What it computes is each convolution's own question.
+    /// Whether the device accepts data and returns it. Each convolution tests what the device computes.
     pub fn copies(&self) -> Result<bool, MiopenError> {
         let sent: Vec<u32> = (0..4096).collect();
         let mut received = vec![0; sent.len()];
@@ -80,7 +80,7 @@ impl Miopen {
     }
 }
 
-/// What the three calls of a direction share.
+/// The arguments that the three calls of a direction share.
 struct Call<'a> {
     functions: &'a Functions,
     handle: Opaque,
@@ -98,10 +98,10 @@ impl Call<'_> {
 
     fn workspace_size(&self) -> Result<usize, MiopenError> {
         let [first, second, result] = self.tensors;
-        // Here alone the forward direction has its operands the other way round.
+        // Only here, the forward direction has its operands in the opposite order.
         let [first, second] = if self.direction == Direction::Forward { [second, first] } else { [first, second] };
         let mut bytes = 0;
-        // SAFETY: descriptors that live as long as this, and a place for the number.
+        // SAFETY: the descriptors outlive the call, and there is room for the number.
         unsafe {
             let (workspace_size, convolution) = (self.functions().workspace_size, self.convolution.handle);
             call!(
@@ -118,13 +118,13 @@ impl Call<'_> {
         Ok(bytes)
     }
 
-    /// The best algorithm and how many there are.
+    /// The best algorithm, and how many there are.
     fn find(&self, workspace: Opaque, bytes: usize) -> Result<(Performance, i32), MiopenError> {
         let ([a, b, c], [x, y, z]) = (self.tensors, self.memory);
         let mut results = [Performance::default(); MOST_ALGORITHMS];
         let mut count = 0;
-        // SAFETY: descriptors and memory of the described sizes that live as long as this, and as many places as are
-        // counted.
+        // SAFETY: the descriptors and the memory have the described sizes and outlive the call. There is room for as
+        // many results as are counted.
         unsafe {
             call!(
                 self.functions().find,
@@ -175,7 +175,7 @@ impl Call<'_> {
         }
     }
 
-    /// Seconds of one call when warm: the best of a few.
+    /// Seconds of one warm call: the best of a few.
     fn time(&self, algorithm: i32, workspace: Opaque, bytes: usize) -> Result<f64, MiopenError> {
         let (mut best, mut spent) = (f64::INFINITY, 0.0);
         for _ in 0..TIMING_CALLS {
@@ -200,12 +200,12 @@ fn tensor(functions: &Functions, shape: TensorShape, problem: &Problem) -> Resul
     let sizes = shape.map(|size| size as i32);
     let (sizes, strides) = (sizes.as_ptr(), strides(shape, problem.layout()));
     let (handle, data_type) = (descriptor.handle, code_of(problem.data_type()));
-    // SAFETY: a descriptor, and four sizes and strides as counted.
+    // SAFETY: a valid descriptor, and four sizes and strides as counted.
     unsafe { call!(miopen.set_tensor, "miopenSetTensorDescriptor", handle, data_type, 4, sizes, strides.as_ptr()) }?;
     Ok(descriptor)
 }
 
-/// How far apart neighbours lie on each of the four axes.
+/// The strides of the four axes, in elements.
 fn strides(shape: TensorShape, layout: Layout) -> [i32; 4] {
     let indexer = Indexer::new(shape, layout);
     [0, 1, 2, 3].map(|axis| {
@@ -230,7 +230,7 @@ fn convolution(functions: &Functions, problem: &Problem) -> Result<Descriptor, M
     Ok(descriptor)
 }
 
-/// MIOpen's name of an algorithm; the same number means the same in all directions, with two exceptions.
+/// MIOpen's name of an algorithm. A number means the same in all directions, with two exceptions.
 fn algorithm_name(direction: Direction, algorithm: i32) -> String {
     match (algorithm, direction) {
         (0, _) => "GEMM".to_owned(),

@@ -1,4 +1,4 @@
-//! The library, its functions and a handle of it. All that is unsafe about a call is argued here and in `convolution.rs`.
+//! The library, its functions and a handle. The safety of every call is argued here and in `convolution.rs`.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::ManuallyDrop;
@@ -8,20 +8,20 @@ use crate::{Opaque, SUCCESS, Status, meaning};
 use libloading::os::unix::Library;
 use thiserror::Error;
 
-/// Where MIOpen is looked for where nobody says: by the loader's own rules, then where AMD's packages put it.
+/// Where to look for MIOpen unless a file is named: by the loader's own rules, then where AMD's packages put it.
 const NAMES: [&str; 3] = ["libMIOpen.so.1", "libMIOpen.so", "/opt/rocm/lib/libMIOpen.so.1"];
 
-/// What can go wrong.
+/// An error of MIOpen or of loading it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MiopenError {
-    /// The library is not there.
+    /// The library is missing.
     #[error("MIOpen could not be loaded: {}", tried.join("; "))]
     Missing {
-        /// Each name that was tried, with what the loader said.
+        /// Each name that was tried, with the loader's message.
         tried: Vec<String>,
     },
-    /// The library is there and lacks something.
+    /// The library exists but lacks something.
     #[error("this MIOpen cannot be used: {0}")]
     Unusable(String),
     /// A call failed.
@@ -29,9 +29,9 @@ pub enum MiopenError {
     Call {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// The returned code.
         code: i32,
-        /// That in words.
+        /// The code in words.
         meaning: &'static str,
     },
     /// MIOpen has no algorithm for the convolution.
@@ -39,7 +39,7 @@ pub enum MiopenError {
     NoAlgorithm,
 }
 
-/// The functions that are called; the HIP ones from the runtime that MIOpen is linked to.
+/// The functions that we call. The HIP ones are from the runtime that MIOpen is linked to.
 #[derive(Debug)]
 pub(crate) struct Functions {
     pub(crate) miopen: crate::Functions,
@@ -68,12 +68,12 @@ fn function<T: Copy>(library: &Library, name: &str) -> Result<T, MiopenError> {
 impl Functions {
     fn load(library: &Library) -> Result<Functions, MiopenError> {
         let look_up = |name: &CStr| {
-            // SAFETY: an address is asked for, and used as what the interface says.
+            // SAFETY: this only looks an address up. It is used as the interface says.
             unsafe { library.get::<*mut c_void>(name.to_bytes()) }.map_or(ptr::null_mut(), |it| *it)
         };
-        // SAFETY: MIOpen by its name, and never unloaded.
+        // SAFETY: this is MIOpen by its name, and it is never unloaded.
         let miopen = unsafe { crate::Functions::load(&look_up) };
-        // Another library is recognised at once; every later function is asked for where it is called.
+        // This detects at once a library that is not MIOpen. Each later function is required where it is called.
         required(miopen.version, "miopenGetVersion")?;
         Ok(Functions {
             miopen,
@@ -92,35 +92,35 @@ impl Functions {
     }
 }
 
-/// What is there.
+/// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// MIOpen's version: `3.4.0`.
     pub version: String,
-    /// The runtime's version, as it says it.
+    /// The runtime's version, as the runtime reports it.
     pub runtime: String,
     /// The names of the devices that the runtime sees.
     pub devices: Vec<String>,
 }
 
 impl Description {
-    /// In words, for verdicts and fingerprints.
+    /// A text for verdicts and fingerprints.
     pub fn software(&self) -> String {
         format!("MIOpen {} on HIP {}", self.version, self.runtime)
     }
 }
 
-/// MIOpen, loaded; never unloaded, because its runtime leaves threads behind.
+/// MIOpen, loaded. It is never unloaded, because its runtime leaves threads behind.
 #[derive(Debug)]
 pub struct Miopen {
     pub(crate) functions: Functions,
-    /// Made with the first convolution.
+    /// Created with the first convolution.
     handle: Opaque,
     _library: ManuallyDrop<Library>,
 }
 
 impl Miopen {
-    /// Loads that file, else the first that is found.
+    /// Loads that file, or else the first one found.
     pub fn load(file: Option<&str>) -> Result<Miopen, MiopenError> {
         let mut tried = Vec::new();
         for name in file.map_or_else(|| NAMES.to_vec(), |file| vec![file]) {
@@ -136,24 +136,24 @@ impl Miopen {
         Err(MiopenError::Missing { tried })
     }
 
-    /// What is there. Starts the runtime, so this may never return.
+    /// Describes what is installed. Starts the runtime, so this may never return.
     pub fn describe(&self) -> Result<Description, MiopenError> {
         let functions = &self.functions;
         let (mut major, mut minor, mut patch) = (0, 0, 0);
         let (mut count, mut runtime) = (0, 0);
-        // SAFETY: each call gets valid places for what it returns.
+        // SAFETY: each call gets valid pointers for its results.
         unsafe {
             call!(functions.miopen.version, "miopenGetVersion", &mut major, &mut minor, &mut patch)?;
             check_hip((functions.runtime_version)(&mut runtime), "hipRuntimeGetVersion")?;
             match (functions.device_count)(&mut count) {
-                // No device is an answer.
+                // "No device" is a valid answer.
                 100 => count = 0,
                 code => check_hip(code, "hipGetDeviceCount")?,
             }
         }
         let name = |device: i32| {
             let mut name = [0u8; 256];
-            // SAFETY: a valid place for the text and its length.
+            // SAFETY: a valid buffer for the text, and its length.
             check_hip(unsafe { (functions.device_name)(name.as_mut_ptr().cast(), 255, device) }, "hipDeviceGetName")?;
             let name = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy).unwrap_or_default();
             Ok(name.into_owned())
@@ -168,14 +168,14 @@ impl Miopen {
     /// The library's handle on the default stream of the first device.
     pub(crate) fn handle(&mut self) -> Result<Opaque, MiopenError> {
         if self.handle.is_null() {
-            // SAFETY: a valid place for the handle.
+            // SAFETY: a valid pointer for the handle.
             unsafe { call!(self.functions.miopen.create, "miopenCreate", &mut self.handle) }?;
         }
         Ok(self.handle)
     }
 }
 
-/// A function of MIOpen's that nothing works without.
+/// A function of MIOpen that nothing works without.
 pub(crate) fn required<T>(function: Option<T>, name: &'static str) -> Result<T, MiopenError> {
     function.ok_or_else(|| MiopenError::Unusable(format!("it has no {name}")))
 }
@@ -184,7 +184,7 @@ pub(crate) fn check_miopen(code: Status, call: &'static str) -> Result<(), Miope
     if code == SUCCESS { Ok(()) } else { Err(MiopenError::Call { call, code, meaning: meaning(code) }) }
 }
 
-/// Calls a function of MIOpen's by its name.
+/// Calls a function of MIOpen by its name.
 macro_rules! call {
     ($function:expr, $name:literal, $($argument:expr),*) => {
         $crate::child::library::check_miopen($crate::child::library::required($function, $name)?($($argument),*), $name)

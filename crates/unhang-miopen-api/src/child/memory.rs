@@ -1,4 +1,4 @@
-//! What is made on the device and ended with its owner: memory, events, descriptors.
+//! Things created on the device and released with their owner: memory, events, descriptors.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -23,26 +23,26 @@ impl<'a> Memory<'a> {
     pub(crate) fn new(functions: &'a Functions, bytes: usize) -> Result<Memory<'a>, MiopenError> {
         let mut address = ptr::null_mut();
         if bytes > 0 {
-            // SAFETY: a valid place for the address.
+            // SAFETY: a valid pointer for the address.
             check_hip(unsafe { (functions.allocate)(&mut address, bytes) }, "hipMalloc")?;
         }
         Ok(Memory { functions, address, bytes })
     }
 
-    /// Memory with a copy of that in it.
+    /// Device memory with a copy of `data`.
     pub(crate) fn of<T: Copy>(functions: &'a Functions, data: &[T]) -> Result<Memory<'a>, MiopenError> {
         let memory = Memory::new(functions, size_of_val(data))?;
-        // SAFETY: as many bytes as both sides have; the call returns when it is done.
+        // SAFETY: both sides have that many bytes, and the call returns when it is done.
         let code = unsafe { (functions.copy)(memory.address, data.as_ptr().cast(), memory.bytes, TO_DEVICE) };
         check_hip(code, "hipMemcpy to the device")?;
         Ok(memory)
     }
 
-    /// Copies all of it into a slice of its size; all patterns must be valid values of `T`.
+    /// Copies all of it into a slice of its size. Every bit pattern must be a valid `T`.
     pub(crate) fn read<T: Copy>(&self, data: &mut [T]) -> Result<(), MiopenError> {
         assert_eq!(size_of_val(data), self.bytes, "all of it");
         let (to, from) = (data.as_mut_ptr().cast::<c_void>(), self.address);
-        // SAFETY: as many bytes as both sides have; the call returns when it is done.
+        // SAFETY: both sides have that many bytes, and the call returns when it is done.
         check_hip(unsafe { (self.functions.copy)(to, from, self.bytes, FROM_DEVICE) }, "hipMemcpy from the device")
     }
 }
@@ -50,7 +50,7 @@ impl<'a> Memory<'a> {
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
         if !self.address.is_null() {
-            // SAFETY: allocated here, and whoever used it has waited.
+            // SAFETY: allocated here, and every user has waited for its work to finish.
             unsafe { (self.functions.free)(self.address) };
         }
     }
@@ -63,10 +63,10 @@ pub(crate) struct HipEvent<'a> {
 }
 
 impl<'a> HipEvent<'a> {
-    /// An event behind all that was queued so far.
+    /// An event after everything queued so far.
     pub(crate) fn now(functions: &'a Functions) -> Result<HipEvent<'a>, MiopenError> {
         let mut event = HipEvent { functions, handle: ptr::null_mut() };
-        // SAFETY: a valid place for the handle; then an event of ours and the default stream.
+        // SAFETY: a valid pointer for the handle; then an event of ours and the default stream.
         unsafe {
             check_hip((functions.create_event)(&mut event.handle), "hipEventCreate")?;
             check_hip((functions.record_event)(event.handle, ptr::null_mut()), "hipEventRecord")?;
@@ -74,7 +74,7 @@ impl<'a> HipEvent<'a> {
         Ok(event)
     }
 
-    /// Until it has happened, asking again and again: a thread that waits inside the driver cannot say anything.
+    /// Polls until it has happened: a thread that waits inside the driver cannot report anything.
     pub(crate) fn wait(&self) -> Result<(), MiopenError> {
         let mut pause = Duration::from_micros(20);
         loop {
@@ -90,7 +90,7 @@ impl<'a> HipEvent<'a> {
     /// Seconds since an earlier event; both have happened.
     pub(crate) fn seconds_since(&self, earlier: &HipEvent<'_>) -> Result<f64, MiopenError> {
         let mut milliseconds = 0.0;
-        // SAFETY: events of ours, and a place for the number.
+        // SAFETY: events of ours, and a valid pointer for the number.
         let code = unsafe { (self.functions.elapsed)(&mut milliseconds, earlier.handle, self.handle) };
         check_hip(code, "hipEventElapsedTime").map(|()| f64::from(milliseconds) / 1e3)
     }
@@ -99,13 +99,13 @@ impl<'a> HipEvent<'a> {
 impl Drop for HipEvent<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: made here and not used after.
+            // SAFETY: created here and not used afterwards.
             unsafe { (self.functions.destroy_event)(self.handle) };
         }
     }
 }
 
-/// A descriptor of MIOpen's.
+/// A MIOpen descriptor.
 pub(crate) struct Descriptor {
     pub(crate) handle: Opaque,
     destroy: Destroy,
@@ -114,7 +114,7 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     pub(crate) fn new(create: Option<Create>, destroy: Option<Destroy>) -> Result<Descriptor, MiopenError> {
         let mut handle = ptr::null_mut();
-        // SAFETY: a valid place for the handle.
+        // SAFETY: a valid pointer for the handle.
         unsafe { call!(create, "function that makes descriptors", &mut handle) }?;
         Ok(Descriptor { handle, destroy: required(destroy, "function that ends descriptors")? })
     }
@@ -122,7 +122,7 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: made by the function that belongs to this one, and not used after.
+        // SAFETY: created by the matching function, and not used afterwards.
         unsafe { (self.destroy)(self.handle) };
     }
 }

@@ -1,4 +1,4 @@
-//! The probe's child: what a prober asks is computed by MIOpen.
+//! The probe's child: MIOpen computes what a prober requests.
 
 use unhang_conv::{DataType, Problem};
 use unhang_engine::EngineName;

@@ -44,7 +44,7 @@ int miopenGetSolutionWorkspaceSize(), miopenGetSolutionTime(), miopenGetSolution
 int miopenConvolutionBackwardDataGetSolutionCount(), miopenConvolutionBackwardDataGetSolution(), miopenConvolutionBackwardDataCompileSolution();
 int miopenConvolutionBackwardDataGetSolutionWorkspaceSize(), miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize();
 int miopenCreatePoolingDescriptor(), miopenSetNdPoolingDescriptor(), miopenSetPoolingIndexType(), miopenSetPoolingWorkSpaceIndexMode();
-int miopenPoolingForward(), miopenPoolingBackward();
+int miopenPoolingForward(), miopenPoolingBackward(), miopenCreateReduceTensorDescriptor(), miopenSetReduceTensorDescriptor(), miopenReduceTensor();
 int miopenConvolutionBackwardWeightsGetSolutionCount(), miopenConvolutionBackwardWeightsGetSolution(), miopenConvolutionBackwardWeightsCompileSolution();
 #endif
 #define CHECK(condition) do { if (!(condition)) { fprintf(stderr, "client.c:%d: %s\n", __LINE__, #condition); return __LINE__; } } while (0)
@@ -119,6 +119,7 @@ static int compare(const float *got, const float *want, int count) {
 
 #include "volume.h"
 #include "pooling.h"
+#include "reduction.h"
 
 // Every part has one case, in memory that both sides see.
 #define c (*place)
@@ -301,7 +302,7 @@ static int solutions(void) {
         CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, &solution, &count, (size_t)1) == 6 && count == 0);
         CHECK(CALL(miopenDestroyProblem, problem) == 0);
     }
-    // MIOpen's own problems and solutions go to MIOpen; a stored solution of its own is refused on this card.
+    // MIOpen's own problems and solutions go to MIOpen; a solution that it stored is refused on this card.
     CHECK(CALL(miopenFindSolutions, c.handle, other, (P)0, &foreign, (P)0, (size_t)1) == 42);
     CHECK(CALL(miopenRunSolution, c.handle, foreign, (size_t)0, (P)0, (P)0, (size_t)0) == 42 && CALL(miopenDestroySolution, foreign) == 42);
     CHECK(CALL(miopenLoadSolution, &other, "MIOpen's", (size_t)8) == 6);
@@ -466,6 +467,7 @@ static int reached(void) {
     CHECK(CALL(miopenBatchNormalizationForwardInference, c.handle, 1, (P)0, (P)0, c.x, c.xd, c.x, c.xd, c.x, c.xd, c.xd, c.xd, c.xd, 1e-3) == 42);
     CHECK(CALL(miopenPoolingForward, c.handle, (P)0, (P)0, c.x, c.xd, (P)0, c.y, c.yd, false, (P)0, (size_t)0) == 42);
     CHECK(CALL(miopenPoolingBackward, c.handle, (P)0, (P)0, c.y, c.yd, c.y, c.yd, c.x, c.xd, (P)0, c.x, c.xd, (P)0) == 42);
+    CHECK(CALL(miopenReduceTensor, c.handle, (P)0, (P)0, (size_t)0, (P)0, (size_t)0, (P)0, c.x, c.xd, (P)0, c.y, c.yd) == 42);
     return 0;
 }
 static int refused(void) {
@@ -575,7 +577,7 @@ static int capturing(void) {
     CHECK(compare(c.yd, c.want, YS));
     return 0;
 }
-// MIOpen's own convolution does not come back: the program waits for it, and only a watchdog ends that.
+// MIOpen's own convolution does not return: the program waits for it, and only a watchdog ends that.
 static int hanging(void) {
     Case *place = room();
     int line = prepare(&c, 0);
@@ -583,7 +585,7 @@ static int hanging(void) {
     float one = 1, zero = 0;
     CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 0);
     settle();
-    CHECK(!"it came back");
+    CHECK(!"it returned");
 }
 #endif
 
@@ -605,6 +607,7 @@ int run(const char *part) {
     if (!strcmp(part, "three axes")) return deep();
     if (!strcmp(part, "norms")) return norms();
     if (!strcmp(part, "pools")) return pools();
+    if (!strcmp(part, "reductions")) return reductions();
     if (!strcmp(part, "recording")) return recording();
     if (!strcmp(part, "reached")) return reached();
     if (!strcmp(part, "refused")) return refused();

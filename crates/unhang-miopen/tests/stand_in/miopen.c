@@ -1,4 +1,4 @@
-// A stand-in for libMIOpen: descriptors with getters, and a status of its own (42) from everything that computes, so that a caller
+// A stand-in for libMIOpen: descriptors with getters, and its own status (42) from everything that computes, so that a caller
 // knows when it was reached. Descriptors bear the library's mark: whoever asks one library about another's has crashed.
 // -DHANGS: on a real HIP runtime, a convolution forward that is a kernel without an end. -DMARK=n: the mark. -DWITHOUT_BYTES: a library that lacks a getter.
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #define MARK 1
 #endif
 enum { REACHED = 42 };
-typedef struct { int mark, type, axes, sizes[5], strides[5]; size_t bytes; } Tensor;
+typedef struct { int mark, type, axes, sizes[6], strides[6]; size_t bytes; } Tensor;
 typedef struct { int mark, mode, axes, pad[3], stride[3], dilation[3], groups; } Convolution;
 typedef struct { int mark; void *stream; } Handle;
 static void *marked(void *it) { if (((Tensor *)it)->mark != MARK) abort(); return it; }
@@ -24,7 +24,7 @@ int miopenSetTensorDescriptor(Tensor *it, int type, int axes, const int *sizes, 
     marked(it);
     it->type = type, it->axes = axes, it->bytes = 1;
     for (int i = 0; i < axes; i++) it->sizes[i] = sizes[i], it->strides[i] = strides[i], it->bytes += (size_t)(sizes[i] - 1) * (size_t)strides[i];
-    it->bytes *= type == 1 ? 4 : 2;
+    it->bytes *= type == 6 ? 8 : type == 1 ? 4 : type == 3 ? 1 : 2;
     return 0;
 }
 // What a descriptor of the second kind says beyond 31 bits no getter tells.
@@ -144,6 +144,11 @@ int miopenGetNdPoolingDescriptor(Pooling *it, int asked, int *mode, int *axes, i
 }
 int miopenPoolingForward(void) { return REACHED; }
 int miopenPoolingBackward(void) { return REACHED; }
+typedef struct { int mark, op, type, nan, indices, index_type; } Reduction;
+int miopenCreateReduceTensorDescriptor(Reduction **it) { *it = calloc(1, sizeof **it); (*it)->mark = MARK; return 0; }
+int miopenSetReduceTensorDescriptor(Reduction *it, int op, int type, int nan, int indices, int index_type) { marked(it); *it = (Reduction){MARK, op, type, nan, indices, index_type}; return 0; }
+int miopenGetReduceTensorDescriptor(Reduction *it, int *op, int *type, int *nan, int *indices, int *index_type) { marked(it); *op = it->op, *type = it->type, *nan = it->nan, *indices = it->indices, *index_type = it->index_type; return 0; }
+int miopenReduceTensor(void) { return REACHED; }
 int miopenActivationForward(void) { return REACHED; }
 int miopenConvolutionForwardBias(void *h, void *a, Tensor *bt, void *b, void *be, Tensor *yt, void *y) { (void)h, (void)a, (void)bt, (void)b, (void)be, (void)yt, (void)y; return REACHED; }
 int miopenConvolutionBackwardBias(void *h, void *a, Tensor *yt, void *y, void *be, Tensor *bt, void *b) { (void)h, (void)a, (void)bt, (void)b, (void)be, (void)yt, (void)y; return REACHED; }

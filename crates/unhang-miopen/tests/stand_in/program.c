@@ -1,6 +1,6 @@
 // Loads a client as Python loads a framework, and runs a part of it: program LIBRARY PART [LIBRARY PART …]. With the part "global" a
 // library is only loaded, for everybody, as ctypes does it with RTLD_GLOBAL. A part after "deep:" is run in a client that is loaded with
-// RTLD_DEEPBIND, one after "apart:" in a client with a namespace of its own.
+// RTLD_DEEPBIND, one after "apart:" in a client with a separate namespace.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

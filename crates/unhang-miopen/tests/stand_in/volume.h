@@ -1,4 +1,4 @@
-// The client's part with three axes of space, ordinary and transposed, in groups; the input has gaps and the filter lies channels last.
+// The client's part with three axes of space, ordinary and transposed, in groups; the input has gaps and the filter is stored channels last.
 
 // 2 images, 4 channels of 5x4x5, 6 filters of 3x3x2 in two groups, stride 2x1x1, padding 1x1x0, dilation 1x1x2.
 enum { VC = 4, VD = 5, VH = 4, VW = 5, VK = 6, VT = 3, VR = 3, VS = 2, VOD = 3, VOH = 4, VOW = 3 };

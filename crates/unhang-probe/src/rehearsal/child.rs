@@ -18,7 +18,7 @@ const RUNTIME_MESSAGE: &str = "rehearsed: Queue aborting with error : HSA_STATUS
 /// The file that marks the rehearsed card as lost.
 const LOST: &str = "card-is-lost";
 
-/// Serves requests on the socket until it is closed, as the table says; `engine` computes what works. `state` is a
+/// Serves requests on the socket until it is closed, according to the table; `engine` computes what works. `state` is a
 /// folder that all children of one rehearsal share: it represents the card.
 pub fn serve(socket: UnixStream, table: &Table, engine: &dyn Engine, state: &Path) -> std::io::Result<()> {
     let child = Child { table, engine, state };

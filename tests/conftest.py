@@ -1,4 +1,4 @@
-"""Each test has a store of its own, and leaves torch as it found it."""
+"""Each test has its own store, and leaves torch as it found it."""
 
 from __future__ import annotations
 

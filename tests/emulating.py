@@ -38,7 +38,7 @@ def forget_card() -> None:
 
 
 def let(gpu: _core.Gpu, verdict: str = "works", **others: str) -> None:
-    """What the families' canaries would say (they are tried in a test of their own): one verdict for all, but where a
+    """What the families' canaries would say (they are tried in a separate test): one verdict for all, but where a
     family has another."""
     for family in gpu.families:
         make_up(_state.state().session.canary_name(_gpu.REHEARSED, family, gpu), others.get(family, verdict))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
-from unhang import _convolve, _core, _situation, _state
+from unhang import _convolve, _core, _gpu, _state
 
 X, W = torch.randn(1, 16, 48, 48), torch.randn(32, 16, 3, 3)
 
@@ -103,7 +103,7 @@ def test_a_canary_that_hangs_is_ended(
     import time
 
     monkeypatch.setenv("UNHANG_REHEARSE_CANARY", "hang")
-    monkeypatch.setattr(_situation, "deadline", 3.0)
+    monkeypatch.setattr(_gpu, "canary_deadline", 3.0)
     started = time.monotonic()
     assert engine_of() == "cpu"
     assert time.monotonic() - started < 30
@@ -178,8 +178,8 @@ def test_a_run_leaves_a_program_alone_that_is_enabling(affected_machine: Path, m
         if len(uses) == 1:
             _run._enable("auto", rehearse=True)
 
-    monkeypatch.setattr(_situation, "ensure_canary", use_the_gpu)
-    monkeypatch.setattr(_situation, "ensure_families", lambda _: None)
+    monkeypatch.setattr(_gpu, "ensure_canary", use_the_gpu)
+    monkeypatch.setattr(_gpu, "ensure_families", lambda _: None)
     unhang.enable("selective", rehearse=True)
     assert uses == ["canary"]
     assert _dispatch.process_settings is not None
@@ -227,7 +227,7 @@ def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) 
 
 
 def test_cpu_tensors_prove_nothing_about_the_card(affected_machine: Path) -> None:
-    """Torch's CPU kernels came back: that says nothing of its GPU kernels, and CPU times nothing of the card's."""
+    """Torch's CPU kernels returned: that says nothing of its GPU kernels, and CPU times nothing of the card's."""
     for strategy in ("auto", "cpu_fallback"):
         with unhang.enabled(strategy, devices=("cpu",)):
             for _ in range(8):

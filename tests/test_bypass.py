@@ -86,7 +86,7 @@ def test_4_model_patching() -> None:
 
 
 def test_5_performance_is_measured_elsewhere_and_bounded_here() -> None:
-    """Overhead has a benchmark of its own (``make bench-overhead``); here only: a second call plans nothing."""
+    """Overhead has a separate benchmark (``make bench-overhead``); here only: a second call plans nothing."""
     safe = layer(FallbackStrategy.CPU_FALLBACK)
     safe(image(16))
     before = _convolve.decisions

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dis
 import io
-import signal
 import subprocess
 import sys
 import threading
@@ -24,10 +22,8 @@ from unhang import (
     SafeConv2d,
     Settings,
     _convolve,
-    _core,
     _dispatch,
     _engines,
-    _state,
 )
 
 NEW_TORCH = hasattr(torch, "compile")
@@ -92,53 +88,6 @@ def test_a_gradient_of_the_wrong_shape_is_torchs_to_refuse() -> None:
         torch.ops.aten.convolution_backward(*arguments)
     assert str(ours.value) == str(plain.value)
     assert not unhang.report().data["failures"], "no engine was blamed for it"
-
-
-# ---- whose fault ----
-
-
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
-        (RuntimeError("CUDA error: device-side assert triggered"), _engines.Fault.CALLERS),
-        (_core.GpuFailure("cuLaunchKernel: an illegal memory access was encountered"), _engines.Fault.CALLERS),
-        (torch.cuda.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB"), _engines.Fault.CALLERS),
-        (_core.GpuFailure("cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY"), _engines.Fault.NOBODYS),
-        (_core.GpuDeclined("a graph is being recorded"), _engines.Fault.NOBODYS),
-        (RuntimeError("the kernel fell over"), _engines.Fault.ENGINES),
-    ],
-)
-def test_only_an_engines_own_failures_are_held_against_it(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, fault: _engines.Fault
-) -> None:
-    x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
-
-    def broken(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch, unhang.enabled("cpu_fallback", devices=("cpu",)):
-        patch.setattr(_core, "run_cpu", broken)
-        if fault is _engines.Fault.CALLERS:
-            with pytest.raises(type(error)) as raised:
-                F.conv2d(x, w)
-            assert raised.value is error
-        else:
-            assert_close(F.conv2d(x, w), F.conv2d(x.double(), w.double()))
-    assert bool(unhang.report().data["failures"]) == (fault is _engines.Fault.ENGINES)
-    _state.state().store.flush(5.0)
-    _state.forget()
-    _convolve.replan()
-    _convolve.routes.clear()
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
-        F.conv2d(x, w)
-    # Where there is an accelerator, CPU tensors teach nothing.
-    is_learned = fault is _engines.Fault.ENGINES and not torch.cuda.is_available()
-    assert engines_used() == ({"aten"} if is_learned else {"cpu"}), "what the next process does"
-
-
-def test_after_a_sticky_error_of_the_device_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engines, "is_sound", lambda device: False)
-    assert _engines.fault_of(RuntimeError("anything"), torch.device("cpu")) is _engines.Fault.CALLERS
 
 
 # ---- sums of tiles ----
@@ -488,7 +437,7 @@ def outcome(transposed, name, value):
             found.append(str(call()))
         except Exception as error:
             text = str(error)
-            # Below -2^62 torch names a file of its own.
+            # Below -2^62 torch names one of its own files.
             found.append(f"{type(error).__name__}: {'' if 'SymInt' in text or -2**62 - 1 > low(value) else text}")
     return found
 
@@ -522,110 +471,7 @@ def test_extreme_integers_and_lists_of_odd_lengths_are_torchs_to_refuse(state: s
     assert ended.stdout == "alive\n", f"ended with {ended.returncode}: {ended.stderr[-2000:]}"
 
 
-# ---- exceptions from outside ----
-
-
-# After these the interpreter looks whether a signal has come, and raises what its handler raises.
-_LOOKS = {"CALL", "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_KW", "CALL_METHOD", "RESUME"}
-
-
-@pytest.mark.parametrize("kind", ["safe", "plain", "transposed"])
-def test_an_interrupt_leaves_no_layer_entered(kind: str) -> None:
-    """Ctrl-C may arrive wherever the interpreter looks for it: here it does, at each such place of a forward in turn."""
-    own = Settings(strategy="aten")
-    layer = SafeConv2d(2, 3, 3, config=own) if kind == "safe" else nn.Conv2d(2, 3, 3)
-    if kind == "transposed":
-        layer = nn.ConvTranspose2d(2, 3, 3)
-    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
-    with unhang.enabled(settings=OURS, devices=("cpu",)), torch.no_grad():
-        for _ in range(3):
-            layer(x)
-        interrupted = 0
-        for moment in range(1, 40):
-            interrupt = _Interrupt(moment)
-            sys.settrace(interrupt.look)
-            try:
-                layer(x)
-            except KeyboardInterrupt:
-                interrupted += 1
-            finally:
-                sys.settrace(None)
-            before = _unhang_forwards(layer)
-            F.conv2d(x, w)
-            assert _unhang_forwards(layer) == before, f"the thread is still in the layer, by moment {moment}"
-            settings = _core.forward_settings("cpu", w.data_ptr())
-            assert settings is not None
-            assert settings.strategy == "cpu_fallback", f"the layer's settings stayed, by moment {moment}"
-    assert interrupted >= 5
-
-
-@pytest.mark.skipif(not NEW_TORCH, reason="torch 2 and newer")
-def test_an_interrupt_in_what_rust_asks_arrives_behind_it() -> None:
-    layer = SafeConv2d(2, 3, 3, config=Settings(strategy="aten"))
-
-    def look(frame, event, _):
-        if frame.f_code.co_name == "_settings_here":
-            raise KeyboardInterrupt
-        return None
-
-    def step() -> None:
-        loss = layer(torch.randn(1, 2, 7, 7)).sum()
-        sys.settrace(look)
-        try:
-            loss.backward()
-            for _ in range(1000):
-                pass
-        finally:
-            sys.settrace(None)
-
-    # A shell starts what runs in the background with interrupts ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with unhang.enabled(settings=OURS, devices=("cpu",)), pytest.raises(KeyboardInterrupt):
-            step()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Interrupt:
-    """Raises at the given one of the places in our layers where the interpreter looks for signals."""
-
-    def __init__(self, moment: int) -> None:
-        self.left = moment
-        self.last: dict[object, str] = {}
-
-    def look(self, frame, event, _):
-        # What Rust calls raises nothing: an interrupt there arrives behind it.
-        if frame.f_code.co_filename != unhang._layers.__file__ or frame.f_code.co_name == "_settings_here":
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            names = {it.offset: it.opname for it in dis.get_instructions(frame.f_code)}
-            if self.last.get(frame) in _LOOKS:
-                self.left -= 1
-                if self.left == 0:
-                    raise KeyboardInterrupt
-            self.last[frame] = names[frame.f_lasti]
-        return self.look
-
-
-def _unhang_forwards(layer: nn.Module) -> int:
-    return unhang._statistics.layer_of(layer).forwards
-
-
-def test_a_tensor_that_is_not_aligned_is_held_against_no_engine() -> None:
-    memory = bytearray(4 * 200 + 1)
-    x = torch.frombuffer(memory, dtype=torch.float32, count=2 * 49, offset=1).view(1, 2, 7, 7)
-    x.copy_(torch.randn(1, 2, 7, 7))
-    w, b = torch.randn(3, 2, 3, 3), torch.randn(3)
-    assert x.data_ptr() % 4
-    want = F.conv2d(x, w, b)
-    with unhang.enabled(settings=OURS, devices=("cpu",)):
-        for _ in range(6):
-            assert_close(F.conv2d(x, w, b), want.double(), slack=3)
-            assert_close(F.conv2d(x.clone(), w, b), want.double(), slack=3)
-        assert not _state.state().session.failures()
-        assert engines_used() == {"cpu"}
+# ---- tensors that are copied on write ----
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_data_address"), reason="torch 2.3 and newer")

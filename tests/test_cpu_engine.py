@@ -18,6 +18,8 @@ from torch import nn
 import unhang
 from comparing import assert_close, engines_used
 from conftest import enabled_everywhere, subprocess_environment
+from unhang import _core
+from unhang._engines import run_on_cpu
 
 #: Few pixels and many channels: filters that are worth keeping packed.
 SHAPE, FILTER = (2, 48, 7, 7), (64, 48, 3, 3)
@@ -257,6 +259,18 @@ def test_numbers_that_are_not_finite_go_where_torch_puts_them(
     assert torch.equal(got.isnan(), want.isnan())
     assert torch.equal(got.isinf() * got.sign(), want.isinf() * want.sign())
     assert not got.isfinite().all()
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2 and newer")
+@FORMATS
+def test_results_are_on_the_cpu_whatever_the_default_device_is(memory_format: torch.memory_format) -> None:
+    """A program may make its GPU the default for new tensors."""
+    problem = _core.Problem((1, 2, 5, 5), (3, 2, 3, 3), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, "f32",
+                            "nchw" if memory_format is torch.contiguous_format else "nhwc", "forward")  # fmt: skip
+    x, w = (torch.randn(shape).to(memory_format=memory_format) for shape in ((1, 2, 5, 5), (3, 2, 3, 3)))
+    with torch.device("meta"):
+        got = run_on_cpu(problem, x, w, None, memory_format)
+    assert_close(got, F.conv2d(x.double(), w.double()))
 
 
 def test_an_empty_batch(on_the_cpu: None) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 import unhang
 from comparing import assert_close, difference
 from conftest import enabled_everywhere, subprocess_environment
-from unhang import Settings, _convolve, _core, _direct, _dispatch, _situation
+from unhang import Settings, _convolve, _core, _direct, _dispatch, _gpu
 from unhang._engines import Geometry
 
 NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
@@ -334,8 +334,8 @@ def test_a_call_that_torch_did_not_make_is_remembered_for_no_other() -> None:
 def test_a_convolution_that_another_one_is_planned_in_is_not_taken_for_it(
     nested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A larger one in the middle of a smaller one's first computation, as a compiled graph in a signal's handler or in an
-    object's finalizer is: the smaller one must not be computed from then on as the larger one."""
+    """A larger one in the middle of a smaller one's first computation, like a compiled graph in a signal's handler or
+    in an object's finalizer: the smaller one must not be computed from then on as the larger one."""
     settings = Settings(strategy="cpu_fallback")
     x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
     large, filters = torch.randn(4, 16, 64, 64), torch.randn(32, 16, 3, 3)
@@ -523,7 +523,7 @@ def test_a_fork_while_other_threads_convolve() -> None:
     code = """
         import os, threading, torch, unhang
         torch.set_num_threads(1)
-        # Torch has locks of its own in tensors that have gradients: the child gets others.
+        # Torch has its own locks in tensors that have gradients: the child gets others.
         conv, own, x = torch.nn.Conv2d(2, 2, 3), torch.nn.Conv2d(2, 2, 3), torch.randn(1, 2, 9, 9)
         unhang.enable("cpu_fallback", devices=("cpu",))
         for _ in range(8):
@@ -548,13 +548,13 @@ def test_a_fork_while_other_threads_convolve() -> None:
         done.set()
         for thread in threads:
             thread.join()
-        print("came back")
+        print("returned")
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=subprocess_environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert ended.stdout == "came back\n", ended.stderr
+    assert ended.stdout == "returned\n", ended.stderr
 
 
 def run(code: str, **changes: str) -> subprocess.CompletedProcess:
@@ -610,7 +610,7 @@ def test_a_torch_that_nobody_tried_is_tried_in_a_child(monkeypatch: pytest.Monke
     assert _direct._is_sound_in_a_child()
     assert _direct._is_sound_in_a_child()
     # Once for each torch, and as every child is: nothing is imported from the working folder.
-    assert children == [_situation.start("unhang._canary", ["direct"])[0]]
+    assert children == [_gpu.start_python("unhang._canary", ["direct"])[0]]
 
 
 def test_a_child_that_crashes_leaves_every_call_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,4 +641,4 @@ def test_entries_that_give_something_else_are_found() -> None:
     ):
         ended = run(code.replace("OP", op).replace("RESULT", result))
         assert ended.stdout == "refused\n", ended.stderr
-        assert f"torch's {op} gives something else" in ended.stderr
+        assert f"torch's {op} returns something unexpected" in ended.stderr

@@ -145,7 +145,7 @@ def test_what_our_engines_do_not_know_goes_to_torch() -> None:
     for call in calls:
         want = call()
         with unhang.enabled("cpu_fallback", devices=("cpu",)):
-            torch.testing.assert_close(call(), want)  # complex ones come back to us as real parts
+            torch.testing.assert_close(call(), want)  # complex ones reach us again as real parts
 
 
 def test_errors_are_torchs_own() -> None:
@@ -160,6 +160,36 @@ def test_errors_are_torchs_own() -> None:
         with unhang.enabled("cpu_fallback", devices=("cpu",)), pytest.raises(RuntimeError) as ours:
             call()
         assert str(ours.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("strategy", ["cpu_fallback", "aten"])
+def test_wrong_lists_are_refused_although_their_numbers_are_those_of_a_known_call(strategy: str) -> None:
+    x, w, g, wide = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3), torch.randn(1, 3, 6, 6), torch.randn(1, 2, 6)
+    geometry, wrong = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1], [[1], [1, 1, 1], [1, 1], False, [0, 0], 1]
+    for_all = [[1], [1], [1], False, [0], 1]
+    calls = [
+        lambda: torch.ops.aten.convolution(x, w, None, *wrong),
+        lambda: torch.ops.aten.convolution_backward(g, x, w, [3], *wrong, [True, True, True]),
+        lambda: torch.ops.aten.convolution(wide, w, None, *wrong),
+        lambda: torch.ops.aten.convolution(x, w[0, 0], None, *for_all),
+        lambda: torch.ops.aten.convolution(x[0, 0], w, None, *for_all),
+        lambda: torch.ops.aten.convolution_backward(torch.ones(()), x, w[0, 0], None, *for_all, [True, True, True]),
+    ]
+
+    def words() -> list[str]:
+        found = []
+        for call in calls:
+            with pytest.raises(RuntimeError) as error:
+                call()
+            found.append(str(error.value))
+        return found
+
+    plain = words()
+    with unhang.enabled(strategy, devices=("cpu",)):
+        for _ in range(6):
+            torch.ops.aten.convolution(x, w, None, *geometry)
+            torch.ops.aten.convolution_backward(g, x, w, [3], *geometry, [True, True, True])
+            assert words() == plain
 
 
 @pytest.mark.parametrize("strategy", OURS)

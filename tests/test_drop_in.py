@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 
 import pytest
@@ -118,6 +119,40 @@ def test_safe_layers_compile_whole_and_export() -> None:
             exported = torch.export.export(layer, (x,), strict=strict)
             assert "unhang" not in exported.graph_module.code, "what is exported runs where unhang is not"
             torch.testing.assert_close(exported.module()(x), want)
+
+
+@new_torch
+@pytest.mark.filterwarnings("ignore")
+def test_safe_layers_under_torch_func_in_what_is_compiled() -> None:
+    from torch import func
+
+    x = torch.randn(3, 1, 1, 4, 4, dtype=torch.float64)
+
+    def compute(layer: nn.Module) -> list[torch.Tensor]:
+        def transform(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            grads = func.vmap(func.grad(lambda x: layer(x).sin().sum()))(x)
+            return func.vmap(layer)(x), grads, func.jvp(layer, (x[0],), (x[1],))[1]
+
+        torch._dynamo.reset()
+        return list(torch.compile(transform, backend="aot_eager")(x))
+
+    _same(compute, nn.Conv2d(1, 2, 3).double().requires_grad_(False))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_safe_layers_are_exported_to_onnx_as_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's older exporter, which traces; the newer one is an export like those above. Newer torch asks for a package
+    to write the file."""
+    layer, x = unhang.patch_model(nn.Conv2d(2, 3, 3), OURS), torch.randn(1, 2, 6, 6)
+    if not hasattr(torch, "compile"):
+        written = io.BytesIO()
+        torch.onnx.export(layer, (x,), written)
+        assert b"Conv" in written.getvalue()
+        assert b"unhang" not in written.getvalue()
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    assert "unhang::convolution" not in str(torch.jit.trace(layer, x).graph)
+    monkeypatch.undo()
+    assert "unhang::convolution" in str(torch.jit.trace(layer, x).graph)
 
 
 def test_safe_layers_in_fx() -> None:

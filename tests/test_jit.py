@@ -18,7 +18,7 @@ from torch import nn
 import unhang
 from comparing import assert_close
 from conftest import enabled_everywhere, make_up, subprocess_environment
-from unhang import Settings, _convolve, _core, _divided, _gpu, _jit, _launch, _state
+from unhang import Settings, _convolve, _core, _divided, _gpu, _jit, _state
 from unhang._engines import Geometry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use is here")
@@ -335,7 +335,7 @@ def test_out_of_memory_for_the_workspace_is_done_without(monkeypatch: pytest.Mon
     x, w = torch.randn(8, 64, 28, 28, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda", requires_grad=True)
     want = torch.autograd.grad(F.conv2d(x.double(), w.double(), padding=1).sum(), w)[0]
     denied = []
-    original = _launch.allocate
+    original = _gpu.allocate
 
     def allocate(shape, stride, dtype, device):
         if dtype is torch.uint8:
@@ -347,7 +347,7 @@ def test_out_of_memory_for_the_workspace_is_done_without(monkeypatch: pytest.Mon
         y = F.conv2d(x, w, padding=1)
         torch.autograd.grad(y.sum(), w, retain_graph=True)
         unhang.wait_for_kernels()
-        monkeypatch.setattr(_launch, "allocate", allocate)
+        monkeypatch.setattr(_gpu, "allocate", allocate)
         for _ in range(3):
             assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True)[0], want, slack=3)
     assert len(denied) == 1, "memory that is short is not asked for again"
@@ -375,7 +375,7 @@ def test_the_workspace_setting_bounds_it() -> None:
 def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     x, w = torch.randn(2, 8, 20, 20, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
     want = F.conv2d(x.double(), w.double())
-    honest, lies = _launch.launch, []
+    honest, lies = _gpu.launch, []
 
     def lying(loaded, *rest):
         result = honest(loaded, *rest)
@@ -384,7 +384,7 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
         return result
 
     with monkeypatch.context() as patch, unhang.enabled("jit"):
-        patch.setattr(_launch, "launch", lying)
+        patch.setattr(_gpu, "launch", lying)
         for _ in range(3):
             assert_close(F.conv2d(x, w), want)
     assert len(lies) == 1
@@ -404,8 +404,8 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_every_kernels_first_result_is_compared_once_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
-    original = _launch.compare
-    monkeypatch.setattr(_launch, "compare", lambda *it: compared.append(it) or original(*it))
+    original = _gpu.compare
+    monkeypatch.setattr(_gpu, "compare", lambda *it: compared.append(it) or original(*it))
     w = torch.randn(16, 12, 3, 3, device="cuda")
 
     def compute(batch: int, size: int) -> None:
@@ -547,7 +547,7 @@ flag = torch.zeros(1, device="cuda")
 kernel(grid=(1, 1, 1), block=(32, 1, 1), args=(flag,))
 print("launched", flush=True)
 torch.cuda.synchronize()
-print("came back", flush=True)
+print("returned", flush=True)
 """
 
 
@@ -556,7 +556,7 @@ def test_an_endless_kernel_in_a_child_is_ended_and_the_gpu_works_on() -> None:
     outcome = _core.supervise([sys.executable, "-c", ENDLESS], 20.0)
     assert outcome.ended == "timed-out"
     assert "launched" in outcome.output
-    assert "came back" not in outcome.output
+    assert "returned" not in outcome.output
     x, w = torch.randn(1, 4, 8, 8, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda")
     with unhang.enabled("jit"):
         assert_close(F.conv2d(x, w), F.conv2d(x.double(), w.double()))
@@ -576,7 +576,7 @@ def test_the_canary_tries_every_family() -> None:
 
 def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """This GPU plays the affected card; the verdicts of its canaries are made up, the kernels and their results real."""
-    from unhang import _situation
+    from unhang import _gpu
 
     gpu = _gpu.gpu(0)
 
@@ -587,7 +587,7 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
     problem = _core.Problem.from_key(KEY)
 
     def engines_planned() -> list[str]:
-        situation = _situation.of("cuda", rehearsed=False, index=0)
+        situation = _gpu.situation_of("cuda", rehearsed=False, index=0)
         return current.session.plan(problem, "cuda", Settings(), situation).engines
 
     assert "jit" not in engines_planned()
@@ -599,8 +599,8 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
             assert engines_planned()[0] == "jit"
             kernel = gpu.prepare(problem, 0, 1 << 30, True)
             assert kernel.family in passed
-            loaded = _launch.Loaded(kernel, problem, torch.contiguous_format)
-            assert_close(_launch.launch(loaded, torch.contiguous_format, x, w, None), want)
+            loaded = _gpu.Loaded(kernel, problem, torch.contiguous_format)
+            assert_close(_gpu.launch(loaded, torch.contiguous_format, x, w, None), want)
     finally:
         gpu.allow(None)
 
@@ -630,7 +630,7 @@ def test_bindings_refuse_what_cannot_be() -> None:
 
 
 def test_other_engines_still_compute_what_jit_is_kept_from() -> None:
-    """Tiles of our kernels, and a layer with settings of its own."""
+    """Tiles of our kernels, and a layer with its own settings."""
     with unhang.enabled("jit"):  # an affected card tries its kernels
         pass
     x = torch.randn(1, 8, 70, 70, device="cuda", requires_grad=True)

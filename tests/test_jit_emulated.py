@@ -4,6 +4,7 @@ card's. Skipped where hiprtc is not here."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
 from emulating import emulated_card, let
-from unhang import _convolve, _core, _direct, _gpu, _launch, _state, _watchdog
+from unhang import _convolve, _core, _direct, _gpu, _state, _warm, _watchdog
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_auto_trains_a_layer_on_our_kernels(card: _core.Gpu, capsys: pytest.Capt
 
 def test_a_wrong_result_is_seen_and_torch_computes(card: _core.Gpu, monkeypatch, capsys) -> None:
     let(card)
-    honest, lies = _launch.launch, []
+    honest, lies = _gpu.launch, []
 
     def lying(loaded, *rest):
         result = honest(loaded, *rest)
@@ -75,7 +76,7 @@ def test_a_wrong_result_is_seen_and_torch_computes(card: _core.Gpu, monkeypatch,
     x, w = torch.randn(1, 8, 5, 5), torch.randn(4, 8, 3, 3)
     want = F.conv2d(x.double(), w.double())
     with monkeypatch.context() as patch, unhang.enabled(rehearse=True):
-        patch.setattr(_launch, "launch", lying)
+        patch.setattr(_gpu, "launch", lying)
         for _ in range(2):
             assert_close(F.conv2d(x, w), want)
     assert len(lies) == 1
@@ -105,21 +106,51 @@ def test_the_canary_of_the_plain_family_passes_in_a_child(card: _core.Gpu) -> No
 def test_a_comparison_that_says_nothing_leaves_the_kernel_open(card: _core.Gpu) -> None:
     let(card)
     compared = []
-    original = _launch.compare
+    original = _gpu.compare
 
     with pytest.MonkeyPatch.context() as patch, unhang.enabled(rehearse=True):
-        patch.setattr(_launch, "compare", lambda *it: compared.append(original(*it)) or compared[-1])
+        patch.setattr(_gpu, "compare", lambda *it: compared.append(original(*it)) or compared[-1])
         w = torch.randn(4, 8, 3, 3)
         assert (F.conv2d(torch.zeros(1, 8, 5, 5), w) == 0).all()
         F.conv2d(torch.randn(1, 8, 5, 5), w)
     assert [right for right, _ in compared] == [None, True]
 
 
+def test_bits_are_the_same_at_every_call(card: _core.Gpu) -> None:
+    let(card)
+    x, w = torch.randn(2, 16, 6, 6, requires_grad=True), torch.randn(16, 16, 3, 3, requires_grad=True)
+    g, found = torch.randn(2, 16, 6, 6), []
+    torch.use_deterministic_algorithms(True)
+    try:
+        with unhang.enabled(rehearse=True):
+            for _ in range(4):
+                y = F.conv2d(x, w, padding=1)
+                found.append([y, *torch.autograd.grad(y, [x, w], g)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert {route.names[0] for route in _convolve.routes.values()} == {"jit"}
+    for again in found[1:]:
+        assert all(torch.equal(ours, first) for ours, first in zip(again, found[0]))
+
+
+def test_comparing_takes_none_of_the_programs_random_numbers(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    let(card)
+    compared, original, w = [], _gpu.compare, torch.randn(4, 8, 3, 3)
+    monkeypatch.setattr(_gpu, "compare", lambda *it: compared.append(original(*it)) or compared[-1])
+    torch.manual_seed(3)
+    want = torch.rand(4)
+    with unhang.enabled(rehearse=True):
+        torch.manual_seed(3)
+        F.conv2d(torch.zeros(1, 8, 5, 5), w)
+    assert [right for right, _ in compared] == [None, True], "on numbers of our own"
+    assert torch.equal(torch.rand(4), want)
+
+
 def test_zeros_are_compared_once_and_not_at_every_call(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     let(card)
     compared = []
-    honest = _launch.compare
-    monkeypatch.setattr(_launch, "compare", lambda *it: compared.append(honest(*it)) or compared[-1])
+    honest = _gpu.compare
+    monkeypatch.setattr(_gpu, "compare", lambda *it: compared.append(honest(*it)) or compared[-1])
     x, w = torch.zeros(1, 8, 5, 5), torch.randn(4, 8, 3, 3)
     with unhang.enabled(rehearse=True):
         F.conv2d(x, w)
@@ -162,7 +193,7 @@ def test_a_repeated_call_launches_our_kernels_without_python(
             assert not entered or not _direct.open_direct_path()
             # A view that begins where our kernels cannot read is copied, and so Python's.
             shifted = torch.cat([torch.zeros(1), x.detach().flatten()])[1:].view_as(x)
-            assert shifted.data_ptr() % _launch.ALIGNMENT
+            assert shifted.data_ptr() % _gpu.ALIGNMENT
             assert_close(F.conv2d(shifted, w, b), want[0], slack=2)
             assert entered == ["forward"] or not _direct.open_direct_path()
     finally:
@@ -175,7 +206,7 @@ def test_what_is_compared_is_what_was_launched_though_another_thread_swaps_kerne
     card: _core.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let(card)
-    honest, launched, kept = _launch.launch, [], []
+    honest, launched, kept = _gpu.launch, [], []
 
     def swapping(loaded, *rest):
         launched.append(loaded.kernel)
@@ -183,7 +214,7 @@ def test_what_is_compared_is_what_was_launched_though_another_thread_swaps_kerne
             route.engines[0].loaded = None  # as if another thread had put other kernels there
         return honest(loaded, *rest)
 
-    monkeypatch.setattr(_launch, "launch", swapping)
+    monkeypatch.setattr(_gpu, "launch", swapping)
     honest_session = _state.state().session
 
     class Noting:
@@ -207,6 +238,17 @@ def test_warming_without_a_gpu_says_so() -> None:
     )
     assert (done.returncode, done.stdout) == (3, "")
     assert "no accelerator" in done.stderr
+
+
+def test_what_was_warmed_is_json_with_a_schema(
+    card: _core.Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_gpu, "found", lambda index: card)
+    assert _warm.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["compiler"], found["failed"]) == (1, card.compiler, [])
 
 
 def test_a_device_that_is_not_there_is_declined_by_name() -> None:

@@ -1,4 +1,4 @@
-"""``SafeConv2d`` and patched models: the same layer, planned by settings of its own."""
+"""``SafeConv2d`` and patched models: the same layer, planned by its own settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS = Settings(strategy="cpu_fallback")
 
 
 class Scaled(nn.Conv2d):
-    """A subclass with behaviour of its own."""
+    """A subclass with its own behaviour."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(input)

@@ -1,7 +1,8 @@
-"""The package as users get it: imports, versions of Python, the wheel beside their own torch."""
+"""The package as users get it: imports, versions of Python, the wheel next to their own torch."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -28,6 +29,35 @@ def run(*command: object, **options: object) -> str:
 def test_importing_unhang_does_not_import_torch() -> None:
     code = "import sys, unhang; print('torch' in sys.modules, 'numpy' in sys.modules); unhang.SafeConv2d; print('torch' in sys.modules)"
     assert run(sys.executable, "-c", code, env=subprocess_environment()).split() == ["False", "False", "True"]
+
+
+def imported(module: Path) -> set[str]:
+    """The modules of the package that a module imports while it is loaded."""
+    found = set()
+    for statement in ast.parse(module.read_text()).body:
+        if isinstance(statement, ast.ImportFrom):
+            whole = f"{'unhang.' * bool(statement.level)}{statement.module or ''}".strip(".")
+            found |= {name.name for name in statement.names} if whole == "unhang" else {whole.removeprefix("unhang.")}
+        elif isinstance(statement, ast.Import):
+            found |= {name.name.removeprefix("unhang.") for name in statement.names}
+    return found & {path.stem for path in module.parent.glob("*.py")}
+
+
+def test_modules_import_each_other_in_no_circle_and_in_the_order_of_the_architecture() -> None:
+    folder = ROOT / "python" / "unhang"
+    needs = {path.stem: imported(path) for path in folder.glob("*.py")}
+    assert "_engines" in needs["_convolve"], "imports are found"
+    text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
+    order = re.findall(r"`(\w+)`", text.split("From the ground up:")[1].split("; the rest")[0])
+    assert len(order) > 12
+    for place, module in enumerate(order):
+        above = needs[module] - set(order[:place])
+        assert not above, f"{module} imports {sorted(above)}, which ARCHITECTURE.md does not list before it"
+    rest = set(needs) - set(order)
+    while rest:
+        loaded = {module for module in rest if not needs[module] & rest}
+        assert loaded, f"a circle among {sorted(rest)}"
+        rest -= loaded
 
 
 def test_without_torch_the_error_says_what_is_missing_and_where_to_get_it() -> None:
@@ -154,7 +184,7 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
     for line in ("[measured]", "[rehearsed: a folder describes the machine]", "Verdict: affected",
                  "enable('cpu_fallback')", "canary of aten: hangs", "As a page: "):  # fmt: skip
         assert line in shown, shown
-    plans = shown.partition("Who computes which layer here, and why")[2].partition("[rehearsed")[0]
+    plans = shown.partition("Which engine computes which layer here, and why")[2].partition("[rehearsed")[0]
     assert re.search(r"[a-z]:f32:.*\n +cpu, \d+ times: ", plans), plans
     page = Path(shown.rsplit("As a page: ", 1)[1].strip())
     assert page.read_text().startswith("<!doctype html>") or page.read_text().lower().startswith("<!doctype html>")

@@ -162,7 +162,7 @@ def page(tmp_path: Path, browser: Browser) -> str:
     for size, verdict, seconds in ((32, "works", 1e-3), (42, "works", 3e-3), (44, "hangs", None), (64, "hangs", None)):
         for direction in ("forward", "backward-data"):
             key = f"{direction}:f32:nchw:1x16x{size}x{size}:32x3x3:s1x1:p1x1:d1x1:g1"
-            detail = "did not come back within 60 s" if verdict == "hangs" else ""
+            detail = "did not return within 60 s" if verdict == "hangs" else ""
             session.learn(_core.Problem.from_key(key), "miopen", verdict, seconds, detail)
     half = _core.Problem.from_key("forward:f16:nchw:1x16x32x32:32x3x3:s1x1:p1x1:d1x1:g1")
     session.learn(half, "miopen", "crashes", None, "signal 6 <b>not markup</b>")
@@ -192,7 +192,7 @@ def test_a_click_opens_the_evidence_and_the_plan(browser: Browser, page: str) ->
     browser.click(cell_with(browser, "44: hangs"))
     assert browser.value("document.querySelector('dialog').open")
     shown = browser.value("document.querySelector('dialog').innerText")
-    assert "did not come back within 60 s" in shown
+    assert "did not return within 60 s" in shown
     assert "plan: " in shown
     assert "1x16x44x44" in shown
     browser.click("dialog button")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import stat
 import subprocess
 import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import unhang
-from comparing import assert_close, difference
+from comparing import assert_close, difference, engines_used
 from conftest import MACHINES, subprocess_environment
-from unhang import _convolve, _core, _engines, _state
+from unhang import _convolve, _core, _engines, _state, _talk
 
 X, W = torch.randn(2, 4, 12, 12), torch.randn(8, 4, 3, 3, requires_grad=True)
 
@@ -173,10 +177,10 @@ def test_a_fork_while_another_thread_holds_every_lock() -> None:
             os._exit(0)
         done.set()
         assert os.waitpid(child, 0)[1] == 0
-        print("came back")
+        print("returned")
     """
     ended = python(code)
-    assert ended.stdout == "came back\n", ended.stderr
+    assert ended.stdout == "returned\n", ended.stderr
 
 
 def test_ever_new_sizes_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,3 +327,114 @@ def test_evidence_of_one_run_serves_the_next(own_home: Path) -> None:
         _core.Situation("cpu"),
     )
     assert any("works" in line and "cpu" in line for line in plan.evidence), plan.evidence
+
+
+class Late(Exception):
+    """A program's own."""
+
+
+@pytest.mark.parametrize(
+    ("moment", "kind"),
+    [
+        *itertools.product(["planning", "computing"], [TimeoutError, RuntimeError, Late, "class", "recursion"]),
+        ("computing", "warning"),  # what a filter makes of a warning of our planning is nobody's wish
+    ],
+)
+def test_an_error_of_the_programs_own_reaches_it_and_is_held_against_no_engine(
+    moment: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler's, another thread's, a filter's or a limit's, which comes up while our code runs."""
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+
+    def handler(*_: object) -> None:
+        raise kind("too late")
+
+    def meanwhile(*_: object) -> None:
+        if kind == "class":
+            raise Late("too late")
+        if kind == "warning":
+            raise UserWarning("too late")
+        if kind == "recursion":
+            raise RecursionError("too late")
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with unhang.enabled("cpu_fallback", devices=("cpu",)):
+            with monkeypatch.context() as patch:
+                if moment == "planning":
+                    patch.setattr(_convolve, "_plan", meanwhile)
+                else:
+                    patch.setattr(_core, "run_cpu", meanwhile)
+                with pytest.raises(Exception, match=r"^too late$"):
+                    torch.nn.functional.conv2d(x, w)
+            assert not _state.state().session.failures()
+            assert_close(torch.nn.functional.conv2d(x, w), torch.nn.functional.conv2d(x.double(), w.double()))
+            assert engines_used() == {"cpu"}, "and it is planned as before"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("moment", ["a shape", "an engine", "a message"])
+def test_what_a_handler_in_torch_raises_reaches_the_program(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a DataLoader's, when a worker was killed."""
+    home: dict[str, Any] = {"__name__": "torch.utils.data"}
+    exec("def handler(number, frame):\n    raise ValueError('a worker was killed')", home)
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, home["handler"])
+    try:
+        with unhang.enabled("cpu_fallback", devices=("cpu",)), monkeypatch.context() as patch:
+            if moment == "a shape":
+                patch.setattr(_convolve, "make_problem", interrupted)
+            elif moment == "an engine":
+                patch.setattr(_core, "run_cpu", interrupted)
+            else:
+                patch.setattr(_convolve, "_plan", lambda *_: _talk.write("text", SimpleNamespace(write=interrupted)))
+            with pytest.raises(ValueError, match="a worker was killed"):
+                torch.nn.functional.conv2d(torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3))
+            assert not _state.state().session.failures()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_watched_call_that_is_lost_ends_nothing() -> None:
+    """A handler that raises while the call begins, and a program that goes on."""
+    code = """
+        import signal, sys, time
+        from unhang import _core, _state
+        watchdog = _core.Watchdog(_core.Store.none(), _state.state().machine, (0.3, 0.3, 0.3), None, signal.SIGURG, False)
+        problem = _core.Problem.from_key("forward:f32:nchw:1x4x10x10:8x3x3:s1x1:p0x0:d1x1:g1")
+        call = watchdog.begin_host(_core.Watchdog.watched([problem], "cpu", True))
+        if len(sys.argv) == 1:
+            del call
+        time.sleep(2)
+        print("went on")
+    """
+    lost = python(code)
+    assert (lost.returncode, lost.stdout) == (0, "went on\n"), lost.stderr
+    held = python(code.replace("len(sys.argv) == 1", "False"))
+    assert held.returncode == 86, "a call that lasts is a hang"
+
+
+def test_a_default_device_of_the_programs_leaves_the_direct_path_open() -> None:
+    if not hasattr(torch, "set_default_device"):
+        pytest.skip("torch 2 and newer")
+    code = """
+        import torch
+        torch.set_default_device("meta")
+        from unhang import _direct
+        print(_direct.open_here())
+    """
+    meta, plain = python(code), python(code.replace('torch.set_default_device("meta")', ""))
+    assert plain.returncode == 0, plain.stderr
+    assert meta.stdout == plain.stdout, meta.stderr
+
+
+def test_a_program_that_enables_nothing_leaves_no_store(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ended = python("import unhang; unhang.SafeConv2d(1, 1, 1)", UNHANG_HOME=str(home))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not home.exists()

@@ -1,5 +1,5 @@
-"""Torch's own samples of every convolution: numbers, strides, gradients and errors are the same with unhang, on the CPU and
-by our GPU kernels on the emulated card, on calls that are new and on those that are known."""
+"""Torch's own samples of every convolution: numbers, strides, gradients and errors are the same with unhang. The
+samples run on the CPU and by our GPU kernels on the emulated card, as new calls and as known ones."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from conftest import MACHINES, subprocess_environment
-from unhang import _core, _situation
+from unhang import _core, _gpu
 
 PROGRAM = Path(__file__).parent.parent / ".venv" / "bin" / "unhang"
 PATIENCE = 400
@@ -29,7 +29,7 @@ NAMES = ("runpy", "os", "json", "importlib", "typing", "argparse", "torch", "unh
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """The folder. What is marked is in `marks`, beside it."""
+    """The folder. What is marked is in `marks`, next to it."""
     folder = tmp_path / "shared"
     folder.mkdir()
     mark = f"open({str(tmp_path / 'marks')!r}, 'a').write(__name__ + '\\n')\n"
@@ -52,7 +52,7 @@ def test_the_canary_of_enable_imports_nothing_from_the_working_folder(shared: Pa
     program = tmp_path / "own" / "program.py"
     program.parent.mkdir()
     program.write_text(
-        "from unhang import _situation\n_situation.deadline = 300.0\nprint(*_situation.ensure_canary('aten', -1), sep='|')\n"
+        "from unhang import _gpu\n_gpu.canary_deadline = 300.0\nprint(*_gpu.ensure_canary('aten', -1), sep='|')\n"
     )
     environment = subprocess_environment(UNHANG_ROOT=str(MACHINES / "rx5600xt-rocm5.7"))
     ran = subprocess.run(
@@ -108,10 +108,10 @@ def told(tmp_path: Path, *, path: list[str] | None = None) -> dict[str, object]:
     program.write_text(
         "import subprocess, sys\n"
         f"sys.path[:0] = {path if path is not None else [str(module.parent)]!r}\n"
-        "from unhang import _situation\n"
+        "from unhang import _gpu\n"
         "import os\n"
-        "command, changes = _situation.start('saying', ['a b', '--c'])\n"
-        "sys.exit(subprocess.run(command, env=_situation.changed(dict(os.environ), changes)).returncode)\n"
+        "command, changes = _gpu.start_python('saying', ['a b', '--c'])\n"
+        "sys.exit(subprocess.run(command, env=_gpu.changed_variables(dict(os.environ), changes)).returncode)\n"
     )
     working = tmp_path / "working"
     working.mkdir(exist_ok=True)
@@ -144,12 +144,12 @@ def test_the_working_folder_is_handed_on_only_where_the_user_named_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", ".", "below", str(tmp_path), "/opt/elsewhere"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "below"]))
-    package = str(Path(_situation.__file__).parent.parent)
-    assert _situation._folders() == ["/opt/elsewhere", package]
-    assert dict(_situation.start("x", [])[1])["PYTHONPATH"] is None
+    package = str(Path(_gpu.__file__).parent.parent)
+    assert _gpu._folders() == ["/opt/elsewhere", package]
+    assert dict(_gpu.start_python("x", [])[1])["PYTHONPATH"] is None
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(tmp_path), "below"]))
-    assert _situation._folders() == [str(tmp_path), "/opt/elsewhere", package]
-    assert dict(_situation.start("x", [])[1])["PYTHONPATH"] == str(tmp_path)
+    assert _gpu._folders() == [str(tmp_path), "/opt/elsewhere", package]
+    assert dict(_gpu.start_python("x", [])[1])["PYTHONPATH"] == str(tmp_path)
 
 
 def test_only_our_own_child_has_a_verdict() -> None:

@@ -103,7 +103,7 @@ def test_the_page_is_written_beside_nobodys_link(tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     secret = tmp_path / "secret"
     secret.write_text("mine")
-    # As the name beside it was, for others to foresee.
+    # As the name next to it was, for others to foresee.
     (tmp_path / ".page.html.new").symlink_to(secret)
     assert unhang.report().html(target) == target
     assert secret.read_text() == "mine"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from emulating import emulated_card, forget_card, let
-from unhang import _convolve, _core, _direct, _gpu, _jit, _launch, _state
+from unhang import _convolve, _core, _direct, _gpu, _jit, _state
 
 X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
 WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
@@ -44,7 +44,7 @@ def calls(count: int) -> None:
         assert unhang.wait_for_kernels(120.0)
 
 
-def kernel() -> _launch.Loaded:
+def kernel() -> _gpu.Loaded:
     (route,) = _convolve.routes.values()
     assert route.names[0] == "jit"
     assert route.kernel is not None
@@ -113,13 +113,13 @@ def test_a_wrong_candidate_never_wins(card: _core.Gpu, monkeypatch: pytest.Monke
     with unhang.enabled(rehearse=True, tune=True):
         calls(2)
         own = kernel().kernel.choice
-        honest, finalists = _launch.compare, _core.Contest.finalists
+        honest, finalists = _gpu.compare, _core.Contest.finalists
 
         def strict(*arguments: object) -> tuple[bool, str]:
             assert honest(*arguments)[0]
             return False, "as the test has it"
 
-        monkeypatch.setattr(_launch, "compare", strict)
+        monkeypatch.setattr(_gpu, "compare", strict)
         # As if the others were faster than what computes now, which was compared before.
         monkeypatch.setattr(
             _core.Contest, "finalists", lambda self: sorted(finalists(self), key=lambda it: it.choice == own)
@@ -162,13 +162,14 @@ class Event:
 def test_torchs_kernels_are_timed_too_and_taken_where_they_are_faster(
     card: _core.Gpu, theirs: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    clock, learnt, learn = Clock(1.0, theirs), [], _core.Session.learn
+    clock, learnt, learn = Clock(1.0, theirs), [], _core.Session.learn_race
 
-    def noting(session: _core.Session, problem: _core.Problem, *what: object) -> bool:
-        learnt.append((problem.direction, *what[:3]))
-        return learn(session, problem, *what)
+    def noting(session: _core.Session, problem: _core.Problem, *seconds: float) -> bool:
+        is_lost = learn(session, problem, *seconds)
+        learnt.append((problem.direction, *seconds, is_lost))
+        return is_lost
 
-    monkeypatch.setattr(_core.Session, "learn", noting)
+    monkeypatch.setattr(_core.Session, "learn_race", noting)
     monkeypatch.setattr(_jit, "_is_timed_by_a_card", lambda task: True)
     monkeypatch.setattr(_jit, "_event", clock.event)
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
@@ -196,8 +197,7 @@ def test_torchs_kernels_are_timed_too_and_taken_where_they_are_faster(
         assert all(route.kernel.settled for route in _convolve.routes.values())
         assert clock.events == 3 * 2 * 2 * 6, "nothing is timed twice"
     directions = ("forward", "backward-data", "backward-weights")
-    times = (("jit", "works", 1e-3), ("aten", "works", theirs / 1e3)) if theirs < 0.9 else ()
-    assert sorted(learnt) == sorted((direction, *time) for direction in directions for time in times)
+    assert sorted(learnt) == sorted((direction, 1e-3, theirs / 1e3, theirs < 0.9) for direction in directions)
     assert ("faster here (500 against 1000 µs)" in capsys.readouterr().err) == (theirs < 0.9)
     assert not unhang.report().data["failures"]
 
@@ -229,7 +229,7 @@ def test_what_goes_wrong_leaves_the_models_choice(
             def allocate(*_: object) -> torch.Tensor:
                 raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
 
-            monkeypatch.setattr(_launch, "allocate", only_for_tuning(allocate))
+            monkeypatch.setattr(_gpu, "allocate", only_for_tuning(allocate))
         else:
             monkeypatch.setattr(_jit, "deterministic", lambda: True)
         calls(3)
@@ -242,10 +242,10 @@ def test_what_goes_wrong_leaves_the_models_choice(
 
 
 def only_for_tuning(replacement):
-    """A function in place of `_launch.allocate` for whoever asks on behalf of the measurements."""
+    """A function in place of `_gpu.allocate` for whoever asks on behalf of the measurements."""
     import sys
 
-    original = _launch.allocate
+    original = _gpu.allocate
     return lambda *it: (replacement if sys._getframe(1).f_code.co_name == "_measure" else original)(*it)
 
 
@@ -289,7 +289,7 @@ def test_without_memory_for_a_workspace_another_kernel_computes(
     """The gradient of the weights is summed in planes, which need a workspace; the plain kernels need none."""
     w = W.clone().requires_grad_()
     want = torch.autograd.grad(F.conv2d(X.double(), w.double(), padding=1).sum(), w)[0]
-    original, denied = _launch.allocate, []
+    original, denied = _gpu.allocate, []
     # Rust takes its workspaces from torch by itself.
     monkeypatch.setattr(_direct, "remember_backward", lambda *_: None)
 
@@ -303,7 +303,7 @@ def test_without_memory_for_a_workspace_another_kernel_computes(
         y = F.conv2d(X, w, padding=1)
         torch.autograd.grad(y.sum(), w, retain_graph=True)
         assert unhang.wait_for_kernels(120.0)
-        monkeypatch.setattr(_launch, "allocate", allocate)
+        monkeypatch.setattr(_gpu, "allocate", allocate)
         for _ in range(3):
             assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True)[0], want, slack=3)
     assert len(denied) == 1, "memory that is short is not asked for again"

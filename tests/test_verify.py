@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from unhang import _launch
+from unhang import _gpu
 from unhang._engines import Geometry, make_problem
 
 CASES = {
@@ -52,7 +52,7 @@ def right(case: str, direction: str, first, second, bias, result) -> bool | None
     input_shape, weight_shape, geometry = CASES[case]
     x, w = (torch.empty(shape, dtype=result.dtype, device="meta") for shape in (input_shape, weight_shape))
     problem = make_problem(x, w, geometry, direction, torch.contiguous_format)
-    return _launch.compare(problem, first, second, bias, result)[0]
+    return _gpu.compare(problem, first, second, bias, result)[0]
 
 
 class OnCard(torch.Tensor):

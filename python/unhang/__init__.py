@@ -17,7 +17,7 @@ import sys
 from unhang import _boundary, _core
 from unhang._core import __version__
 
-TYPE_CHECKING = False  # typing's own would import it: half of what importing this package takes
+TYPE_CHECKING = False  # typing's own would import it, which takes half of this package's import time
 if TYPE_CHECKING:
     from typing import Any
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from unhang._layers import SafeConv2d, patch_model, track, unpatch_model
     from unhang._report import Report, report
 
-# Where each public name lives; read by __getattr__, so that torch is imported only when one that needs it is asked for.
+# Where each public name is defined. __getattr__ reads it, so that torch is imported only for a name that needs it.
 _HOMES = {
     "Conv2dBypassConfig": "_bypass",
     "FallbackStrategy": "_bypass",

@@ -1,4 +1,4 @@
-"""``python -m unhang``: the program, with this Python as the one that is meant."""
+"""``python -m unhang``: the program, with this Python as its default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Becomes the program that was installed with this package."""
+    """Replaces this process by the program that was installed with this package."""
     beside = Path(sysconfig.get_path("scripts")) / "unhang"
     program = str(beside) if beside.is_file() else shutil.which("unhang")
     if program is None:

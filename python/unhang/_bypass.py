@@ -1,4 +1,4 @@
-"""The names of the bypass that RDNA1 users wrote for themselves, doing what its documents say.
+"""The API of the bypass that RDNA1 users wrote for themselves, with the behaviour that its documents describe.
 
 ``conv2d_fallback`` is this module under the name that their scripts import.
 """
@@ -44,11 +44,11 @@ class FallbackStrategy(Enum):
 
 @dataclass
 class Conv2dBypassConfig:
-    """The bypass's configuration, field by field as its users know it."""
+    """The bypass's configuration, with the fields that its users know."""
 
     #: How to plan.
     strategy: FallbackStrategy = FallbackStrategy.AUTO
-    #: ``SELECTIVE`` computes inputs whose larger side is above this on the CPU.
+    #: ``SELECTIVE`` computes inputs with a larger side above this on the CPU.
     size_threshold: int = 42
     #: Switch MIOpen's other solver families off before its first use.
     enable_implicit_gemm: bool = True
@@ -56,7 +56,7 @@ class Conv2dBypassConfig:
     cpu_fallback_enabled: bool = True
     #: Print each decision once.
     verbose: bool = False
-    #: Keep decisions instead of planning every call anew.
+    #: Keep decisions instead of planning every call again.
     cache_decisions: bool = True
 
     def settings(self) -> Settings:
@@ -85,12 +85,12 @@ def enable_miopen_bypass(strategy: Any = None, config: Conv2dBypassConfig | None
 
 
 def disable_miopen_bypass() -> None:
-    """Gives torch back as it was."""
+    """Restores torch as it was."""
     _enable.disable()
 
 
 def get_bypass_stats(model: nn.Module | None = None) -> dict[str, Any]:
-    """The sum over a model's ``nn.Conv2d`` layers, or over every layer of the process that was counted."""
+    """The sum over a model's ``nn.Conv2d`` layers, or over every counted layer of the process."""
     total = _statistics.Layer()
     for layer in _statistics_of(model):
         total.add(layer)
@@ -105,9 +105,9 @@ def _statistics_of(model: nn.Module | None) -> list[_statistics.Layer]:
 
 
 def print_bypass_report(model: nn.Module, file: Any = None) -> None:
-    """Prints forwards and bypasses for each ``nn.Conv2d`` of a model, and by which engine they were computed.
+    """Prints forwards and bypasses for each ``nn.Conv2d`` of a model, and which engine computed them.
 
-    A bypass is a forward that was not computed by what torch uses by itself: on a ROCm device, by MIOpen.
+    A bypass is a forward that something other than torch's own choice computed: on a ROCm device, other than MIOpen.
     """
     line = "=" * 70
     text = f"{line}\nConv2d Bypass Report\n{line}\n\n"
@@ -132,5 +132,5 @@ def print_bypass_report(model: nn.Module, file: Any = None) -> None:
     )
     out = file if file is not None else sys.stdout
     if out is not None:
-        # A layer's name is whatever a checkpoint says.
+        # A layer's name may be any text from a checkpoint.
         _talk.write(text, out)

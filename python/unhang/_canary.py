@@ -1,9 +1,9 @@
 """The canary's child (``python -m unhang._canary ENGINE``): computes a few small convolutions in all three directions
 on the accelerator, compares them with the CPU, and answers with one line.
 
-`enable` starts it before an engine computes in its process (:mod:`unhang._situation`), and `unhang doctor --self-test`,
-also for matrix products and half precision; ``direct`` tries the direct path (:mod:`unhang._direct`). Our own kernel
-families are tried, and everything that is said and what it means is written, on the Rust side.
+`enable` starts it before an engine computes in its process (:mod:`unhang._gpu`). So does `unhang doctor
+--self-test`, also for matrix products and half precision. ``direct`` tries the direct path (:mod:`unhang._direct`). The
+Rust side tries our own kernel families, and defines every message and its meaning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from unhang._engines import Engine
 
-#: Makes a rehearsed canary behave as a bad card does: "hang", "crash" or "wrong".
+#: Makes a rehearsed canary behave like a bad card: "hang", "crash" or "wrong".
 REHEARSAL = "UNHANG_REHEARSE_CANARY"
 
 
@@ -64,7 +64,7 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
 
 
 def _largest_relative_error(runner: Engine, device: str) -> float:
-    """Of a few convolutions in all three directions."""
+    """The largest relative error of a few convolutions in all three directions."""
     import torch
 
     from unhang._engines import Geometry, Task, below_autograd
@@ -77,7 +77,7 @@ def _largest_relative_error(runner: Engine, device: str) -> float:
         geometry = Geometry([stride, stride], [1, 1], [1, 1], False, [0, 0], groups)
         y = torch.nn.functional.conv2d(x, w, None, stride, 1, 1, groups)
         expected = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, [True, True, False])[:2]
-        # Torch's own kernels look at tensors; what they are tried for is an affected card.
+        # Torch's own kernels look at tensors; the trial is for an affected card.
         task = Task(None, torch.contiguous_format, [1, 1], affected=True)  # type: ignore[arg-type]
         on_device = [tensor.to(device) for tensor in (y, x, w)]
         # Engines compute below autograd, as they do when the dispatcher calls them.
@@ -123,7 +123,7 @@ def _product_error(shape: tuple[int, int, int], dtype: torch.dtype, device: str)
 
 
 def _error_beyond_rounding(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> float:
-    """The largest error relative to what the type's rounding explains; infinite where a number is not finite."""
+    """The largest error relative to what the type's rounding explains; infinite if a value is not finite."""
     from unhang import _core
     from unhang._engines import DATA_TYPES
 
@@ -149,7 +149,7 @@ def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
 
 
 def _direct_child() -> tuple[str, str]:
-    """The direct path with a torch that nobody has tried it with."""
+    """Tries the direct path with a torch with which nobody has tried it."""
     import torch
 
     from unhang import _core, _direct, _dispatch
@@ -163,7 +163,7 @@ def _direct_child() -> tuple[str, str]:
     plain = compute()
     _direct._is_open = _direct.open_here()
     if not _direct._is_open:
-        return "unsupported", "an entry of torch's is missing or gives something else"
+        return "unsupported", "an entry of torch's is missing or returns something unexpected"
     _dispatch.register("cpu")
     for settings in (_core.Settings(strategy="cpu_fallback"), None):
         _core.activate("cpu", settings)
@@ -179,7 +179,7 @@ def _main(arguments: list[str]) -> None:
 
     try:
         verdict, detail = _child(arguments[0], rehearsed="--rehearsed" in arguments[1:], arguments=arguments[1:])
-    except Exception as error:  # whatever torch raises: it returned, and says why
+    except Exception as error:  # whatever torch raises, it returned and says why
         lines = str(error).splitlines() or [""]
         verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"
     print(_core.canary_answer(verdict, detail), flush=True)

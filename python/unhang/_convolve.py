@@ -1,4 +1,4 @@
-"""The one place through which every convolution goes: plan, compute, count, and fall through when an engine fails.
+"""Every convolution that Python handles passes through here: plan, compute, count, and fall back if an engine fails.
 
 Both entries lead here: the dispatcher's (:mod:`unhang._dispatch`, unmodified code) and that of our own op, which
 compiled graphs call for a :class:`unhang.SafeConv2d`. The path of a repeated convolution touches memory only: one
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from unhang import _core, _direct, _divided, _situation, _watchdog
+from unhang import _core, _direct, _divided, _gpu, _watchdog
 from unhang._core import Settings, Ticket, count_layer
 from unhang._engines import (
     DATA_TYPES,
@@ -31,13 +31,15 @@ from unhang._engines import (
     call_original_backward,
     call_original_forward,
     fault_of,
+    is_from_outside,
     make_problem,
     memory_format_of,
     with_height,
 )
+from unhang._gpu import Route, Stopwatch
 from unhang._jit import JitEngine
-from unhang._launch import Route, Stopwatch
 from unhang._state import renewed_after_fork, say, state, warn_once
+from unhang._talk import is_of_a_handler
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -49,26 +51,26 @@ _ENGINES: dict[str, Engine] = {
     "cpu": CpuEngine(),
 }
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-# A record of torch's profilers. The quick one (torch 2.2 and newer) goes past the dispatcher.
+# A record of torch's profilers. The quick one (torch 2.2 and newer) bypasses the dispatcher.
 _profiled: Any = getattr(torch._C, "_profiler", None)
 _profiled = getattr(_profiled, "_RecordFunctionFast", torch.autograd.profiler.record_function)
-# Calls of a route that are timed to learn how fast its engine is; the first is not, since it warms up.
+# The number of calls of a route that are timed to learn its engine's speed; the first, which warms up, is not.
 _TIMED_CALLS = 4
 
 
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
-# A program that sees ever new sizes must not fill its memory with plans.
+# A program with ever new sizes must not fill its memory with plans.
 _MOST_ROUTES = 10_000
 
 
 class _Routes(dict[Any, "Route | None"]):
-    """What is planned, by everything that a plan depends on. Cleared as a whole when evidence changes.
+    """The plans, by everything that a plan depends on. Cleared as a whole when evidence changes.
 
-    A full one loses one plan by a spread of its places: in the order of their arrival every plan of a program that goes
-    round and round over a few more sizes than fit would be lost right before it is needed.
+    A full map evicts a plan at evenly spread positions. In order of arrival, a program that cycles through a few more
+    sizes than fit would lose every plan right before it is needed.
     """
 
-    # Multiples of it are spread evenly: 2^32 by the golden ratio.
+    # 2^32 divided by the golden ratio: its multiples are spread evenly.
     _SPREAD = 2654435769
 
     def __init__(self) -> None:
@@ -77,7 +79,7 @@ class _Routes(dict[Any, "Route | None"]):
         self._evictions = 0
 
     def keep(self, key: Any, route: Route | None) -> None:
-        """Keeps a plan; with the lock held."""
+        """Keeps a plan. Call it with the lock held."""
         if key not in self:
             if len(self._keys) < _MOST_ROUTES:
                 self._keys.append(key)
@@ -96,18 +98,20 @@ class _Routes(dict[Any, "Route | None"]):
 
 _forward_routes = _Routes()
 _backward_routes = _Routes()
-# What 3-d convolutions are folded into; None where torch computes them.
+# What 3-d convolutions are folded into; None if torch computes them.
 _volumes: dict[Any, _divided.Folded | None] = {}
 # The keys of their parts.
 _parts: set[str] = set()
-#: Routes of this process for the report, by problem and settings; they outlive the maps above.
+#: Routes of this process for the report, by problem and settings. They outlive the maps above.
 routes: dict[tuple[str, str], Route] = {}
-#: How many plans were made: what ``cache_decisions`` changes.
+#: The number of plans made, which ``cache_decisions`` changes.
 decisions = 0
-#: Called when a convolution is redispatched to torch because our engines do not know it.
+# How often plans were forgotten. A plan made before that is not kept after it.
+_forgotten = 0
+#: Counts convolutions that were redispatched to torch because our engines do not know them.
 redispatched = _core.Tally()
 _TORCH = _core.Label("", "torch")
-#: Device types whose tensors stand for the described card's: a rehearsal, never set otherwise.
+#: Device types whose tensors stand for the described card's. Set only in a rehearsal.
 rehearsed: set[str] = set()
 
 
@@ -121,17 +125,20 @@ def forward(
     *,
     counted: bool = True,
 ) -> Tensor:
-    """A convolution's output, by the plan that these settings make for it. With a ticket the direct path learns how the
-    same call is computed from then on. A layer counts it, unless it is a part of one that is counted already."""
+    """A convolution's output, by the plan of these settings. With a ticket, the direct path learns how to compute the
+    same call from then on. A layer counts it, unless it is part of one that is already counted."""
+    for_each = _for_each_axis(geometry, input.dim() - 2)
+    if for_each is None:
+        return call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
+    as_called, geometry = geometry, for_each
     if input.dim() == 5:
-        found = _forward_of_volume(settings, input, weight, bias, _for_each_axis(geometry, 3))
+        found = _forward_of_volume(settings, input, weight, bias, geometry)
         if found is not None:
             return found
-    geometry = _for_each_axis(geometry, input.dim() - 2)
     stride, padding, dilation, transposed, output_padding, groups = geometry
     device = input.device
-    # A bias of other than one dimension is torch's to refuse, whatever its sizes. To compare devices is quicker than to
-    # hash.
+    # Torch rejects a bias with more or fewer than one dimension, whatever its sizes. Comparing devices is quicker than
+    # hashing.
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
         None if bias is None else (bias.dim(), bias.numel(), bias.dtype, bias.device == device), device,
@@ -143,7 +150,7 @@ def forward(
         route = _route(_forward_routes, key, settings, "forward", (input, weight, bias), geometry)
     if route is None:
         redispatched.count(0, False)
-        output = call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
+        output = call_original_forward(input, weight, bias, as_called, vendor=_vendor(input.device))
         if counted:
             count_layer(_TORCH, False, settings)
         if ticket is not None and settings.cache_decisions:
@@ -159,7 +166,7 @@ def forward(
     output, index = _computed(route, input.device, lambda engine: engine.forward(task, input, weight, bias, geometry))
     if started:
         _learn_time(route, index, time.perf_counter() - started, input)
-    # The one place where a forward is counted.
+    # The one place in Python where a forward is counted.
     route.tally.count(index, route.bypass[index])
     if counted:
         count_layer(route.labels[index], route.bypass[index], settings)
@@ -179,10 +186,14 @@ def backward(
     output_mask: Sequence[bool],
     ticket: Ticket | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """A convolution's gradients of input, weight and bias, as far as the mask asks for them."""
-    geometry = _for_each_axis(geometry, input.dim() - 2)
-    stride, padding, dilation, transposed, output_padding, groups = geometry
+    """A convolution's gradients of input, weight and bias that the mask requests."""
     mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
+    for_each = _for_each_axis(geometry, input.dim() - 2)
+    if for_each is None:
+        vendor = _vendor(input.device)
+        return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes, vendor=vendor)
+    as_called, geometry = geometry, for_each
+    stride, padding, dilation, transposed, output_padding, groups = geometry
     if input.dim() == 5:
         found = _backward_of_volume(settings, grad_output, input, weight, geometry, mask)
         if found is not None:
@@ -207,9 +218,9 @@ def backward(
     if len(planned) < len(wanted):
         redispatched.count(0, False)
         return call_original_backward(
-            grad_output, input, weight, geometry, mask, bias_sizes, vendor=_vendor(input.device)
+            grad_output, input, weight, as_called, mask, bias_sizes, vendor=_vendor(input.device)
         )
-    # Torch's kernels give both gradients in one call. Ours are two, each with its own verdict.
+    # Torch's kernels compute both gradients in one call. Ours are two, each with its own verdict.
     first, *others = planned.values()
     flat = input.dim() == 3
     as_given = input
@@ -224,7 +235,10 @@ def backward(
         (data, weights, bias), at = _backward(first, grad_output, input, weight, geometry, mask)
         then = 0
         if others:
-            others[0].tally.count(0, others[0].bypass[0])
+            # The engine that computed both; another direction's plan may have it at another place, or not at all.
+            name, names = first.names[at], others[0].names
+            place = names.index(name) if name in names else 0
+            others[0].tally.count(place, others[0].bypass[place])
     if bias is None and mask[2]:
         bias = grad_output.sum([0, 2, 3])
     four_dimensional = (grad_output, as_given, weight)
@@ -238,7 +252,7 @@ def backward(
 def _backward(
     route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
 ) -> tuple[Gradients, int]:
-    """The gradients, and the place of the engine that computed them."""
+    """The gradients, and the index of the engine that computed them."""
     gradients, index = _computed(
         route,
         input.device,
@@ -254,11 +268,11 @@ def _backward(
 def _forward_of_volume(
     settings: Settings, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor | None:
-    """A 3-d convolution's output; None where torch is to compute it."""
+    """A 3-d convolution's output; None if torch should compute it."""
     folded = _folded(settings, "forward", (input, weight, bias), geometry)
     if folded is None:
         return None
-    counted = [True]  # by its first part
+    counted = [True]  # its first part counts it
 
     def compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
         part = Geometry(*problem.geometry)
@@ -272,7 +286,7 @@ def _forward_of_volume(
 def _backward_of_volume(
     settings: Settings, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
 ) -> Gradients | None:
-    """A 3-d convolution's gradients; None where torch is to compute them."""
+    """A 3-d convolution's gradients; None if torch should compute them."""
     toward_data = toward_weights = None
     tensors = (input, weight, None, grad_output)
     if mask[0]:
@@ -284,7 +298,7 @@ def _backward_of_volume(
 
     def compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
         part = Geometry(*problem.geometry)
-        # Of an operand that a direction does not read only the shape matters.
+        # Of an operand that a direction does not read, only the shape matters.
         if problem.direction == "backward-data":
             of_shape = first.new_empty(1).expand(problem.input_shape)
             found = backward(settings, first, of_shape, second, None, part, (True, False, False))[0]
@@ -307,8 +321,8 @@ def _backward_of_volume(
 def _folded(
     settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry
 ) -> _divided.Folded | None:
-    """What a 3-d convolution is folded into; None where torch computes it: our engines do not know it, or its
-    parts would be torch's, which then has kernels for the whole."""
+    """What a 3-d convolution is folded into. None if torch computes it: our engines do not know it, or its parts would
+    be torch's, which then has kernels for the whole."""
     stride, padding, dilation, transposed, output_padding, groups = geometry
     of_tensors = (None if it is None else (it.shape, it.stride(), it.dtype, it.device, it.layout) for it in tensors)
     key = (
@@ -317,14 +331,18 @@ def _folded(
     try:
         return _volumes[key]
     except KeyError:
-        pass
+        before = _forgotten
     try:
         folded = _fold(settings, direction, tensors, geometry)
-    except Exception as error:
+    except (Exception, _core.Panic) as error:
+        if is_from_outside(error, of_engine=False):
+            raise
         say(f"could not plan a 3-d convolution ({type(error).__name__}: {error}): torch computes it by itself")
         folded = None
     if settings.cache_decisions:
         with _lock:
+            if before != _forgotten:
+                return folded
             if len(_volumes) >= _MOST_ROUTES:
                 _volumes.pop(next(iter(_volumes)))
             _volumes[key] = folded
@@ -342,37 +360,42 @@ def _fold(
     memory_format = memory_format_of(input, weight, bias, geometry)
     try:
         folded = _divided.fold(direction, input, weight, geometry, memory_format)
-    except ValueError:
-        return None  # torch says what is wrong with it, in its own words
+    except ValueError as error:  # torch reports what is wrong, in its own words
+        if is_of_a_handler(error):
+            raise
+        return None
     if bias is not None and tuple(bias.shape) != (folded.output_shape[1],):
         return None
     if any(it is not None and tuple(it.shape) != folded.output_shape for it in gradient):
         return None
     _parts.update(part.key for part, *_ in folded.parts)
     device = input.device.type
-    plan, _ = _plan_of(settings, folded.parts[0][0], device, device in rehearsed, input.device.index)
-    # The first part stands for all: they differ in their sizes alone.
+    situation = _gpu.situation_of(device, rehearsed=device in rehearsed, index=input.device.index)
+    # The first part stands for all, because they differ only in their sizes.
+    plan = state().session.plan(folded.parts[0][0], device, settings, situation)
     return None if not plan.engines or plan.engines[0] in ("aten", "miopen") else folded
 
 
 def _vendor(device: torch.device) -> bool | None:
     """Whether torch may use the vendor's library for what our engines do not know; None leaves it to the user's flag.
     On an affected card nothing unproven of it runs, whatever the flags say."""
-    return False if _situation.is_endangered(device, rehearsed=device.type in rehearsed) else None
+    return False if _gpu.is_endangered(device, rehearsed=device.type in rehearsed) else None
 
 
 def _computed(route: Route, device: torch.device, call: Callable[[Engine], Result]) -> tuple[Result, int]:
-    """What the first of the route's engines returns that does not fail, and its place. The last one's error is the
-    caller's; so is one that is not an engine's. Profilers see who computes."""
+    """The result of the first of the route's engines that does not fail, and its index. The last engine's error goes to
+    the caller, and so does an error that is not an engine's. Profilers see which engine computes."""
     for index, engine in enumerate(route.engines):
         try:
             if not _is_profiled():
                 return call(engine), index
             with _profiled(f"unhang::{route.names[index]}"):
                 return call(engine), index
-        except Exception as error:
+        except (Exception, _core.Panic) as error:
             fault = fault_of(error, device)
             if index + 1 == len(route.engines) or fault is Fault.CALLERS:
+                if isinstance(error, _core.Panic):
+                    raise RuntimeError(f"unhang failed: {error}") from error
                 raise
             if fault is Fault.ENGINES:
                 _note_failure(route, route.names[index], error)
@@ -380,7 +403,7 @@ def _computed(route: Route, device: torch.device, call: Callable[[Engine], Resul
 
 
 def _learn_time(route: Route, index: int, seconds: float, input: Tensor) -> None:
-    """Learns how fast an engine is: only on the CPU, where a call that returned has done its work, and when warm."""
+    """Learns how fast an engine is: only when warm, and on the CPU, where a call that returned has done its work."""
     watch = route.stopwatch
     if input.device.type != "cpu" or not state().learns_from_cpu:
         watch.calls = _TIMED_CALLS
@@ -392,8 +415,9 @@ def _learn_time(route: Route, index: int, seconds: float, input: Tensor) -> None
         state().session.learn(route.problem, route.plan.engines[0], "works", watch.seconds, "timed in a run")
 
 
-def _note_failure(route: Route, engine: str, error: Exception) -> None:
-    """Records that an engine failed, tells once, and has everything planned anew: this engine is out for it now."""
+def _note_failure(route: Route, engine: str, error: BaseException) -> None:
+    """Records that an engine failed, reports it once, and clears all plans: the engine is now excluded for this
+    problem."""
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     current = state()
     name = engine.partition("(")[0]
@@ -405,8 +429,10 @@ def _note_failure(route: Route, engine: str, error: Exception) -> None:
 
 
 def replan() -> None:
-    """Forgets all plans: evidence or circumstances have changed."""
+    """Forgets all plans, because evidence or circumstances have changed."""
+    global _forgotten
     with _lock:
+        _forgotten += 1
         _forward_routes.clear()
         _backward_routes.clear()
         _volumes.clear()
@@ -414,8 +440,10 @@ def replan() -> None:
 
 
 def _replan_one(problem: _core.Problem) -> None:
-    """Forgets the plans for one convolution, since another engine was measured as faster."""
+    """Forgets the plans for one convolution, because another engine was measured as faster."""
+    global _forgotten
     with _lock:
+        _forgotten += 1
         for cache in (_forward_routes, _backward_routes):
             for key in [key for key, route in cache.items() if route is not None and route.problem == problem]:
                 del cache[key]
@@ -430,24 +458,27 @@ def _route(
     tensors: tuple[Tensor | None, ...],
     geometry: Geometry,
 ) -> Route | None:
-    """Plans a convolution; None where our engines do not know it, and torch computes it as it would anyway."""
+    """Plans a convolution; None if our engines do not know it, and torch computes it as it would anyway."""
     global decisions
+    before = _forgotten
     try:
         route = _plan(settings, direction, tensors, geometry)
-    except Exception as error:
+    except (Exception, _core.Panic) as error:
+        if is_from_outside(error, of_engine=False):
+            raise
         say(f"could not plan a convolution ({type(error).__name__}: {error}): torch computes it by itself")
         route = None
     with _lock:
         decisions += 1
         if route is not None:
-            # The report sums over everything that was planned for the same problem under the same settings.
+            # The report sums over all plans for the same problem under the same settings.
             known = routes.get((route.key, settings.token))
             if known is not None:
                 route = route._replace(tally=_core.Tally(list(route.names), known.tally))
             elif len(routes) >= _MOST_ROUTES:
                 routes.pop(next(iter(routes)))
             routes[(route.key, settings.token)] = route
-        if settings.cache_decisions:
+        if settings.cache_decisions and before == _forgotten:
             cache.keep(key, route)
     if route is not None and settings.verbose:
         say(f"{route.key} -> {' then '.join(route.names)}: {route.plan.reason}")
@@ -458,60 +489,37 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     task = _task(settings, direction, tensors, geometry)
     if task is None:
         return None
-    current = state()
     input = tensors[0]
     assert input is not None
-    key = task.key
-    plan, situation = _plan_of(settings, task.problem, task.device, task.rehearsed, input.device.index)
+    situation = _gpu.situation_of(task.device, rehearsed=task.rehearsed, index=input.device.index)
+    plan, planned, tally = state().session.route(task.problem, task.device, settings, situation)
     for warning in plan.warnings:
         warn_once(warning)
-    names: list[str] = []
-    engines: list[Engine] = []
-    bypass: list[bool] = []
-    for name in plan.engines:
-        if name == "tiled" and plan.tile is not None:
-            inner, limit = plan.tile
-            engine: Engine = _divided.TiledEngine(_bound(inner, task), limit, settings.pad_channels)
-            name = f"tiled({inner})"
-            bypass.append(inner != situation.native)
-        elif name in _ENGINES:
-            engine = _bound(name, task, may_lose=settings.strategy == "auto" and plan.engines[:2] == ["jit", "aten"])
-            bypass.append(name != situation.native)
-        else:
-            continue
-        engines.append(_watchdog.watched(engine, name, task))
-        names.append(name)
-    if not engines:
+    if not planned:
         return None
-    if not task.rehearsed:
-        current.session.saw(task.problem)
-    labels = tuple(_core.Label(key, name) for name in names)
-    return Route(
-        task, key, plan, tuple(names), tuple(engines), tuple(bypass), labels, _core.Tally(names), Stopwatch()
-    )  # fmt: skip
-
-
-def _plan_of(
-    settings: Settings, problem: _core.Problem, device: str, played: bool, index: int | None
-) -> tuple[_core.Plan, _core.Situation]:
-    """Who computes a problem on tensors of a device, and what was here when that was decided."""
-    situation = _situation.of(device, rehearsed=played, index=index)
-    return state().session.plan(problem, device, settings, situation), situation
+    names, computing, limits, bypass, races, labels = zip(*planned)
+    engines: list[Engine] = []
+    for name, computes, limit, may_lose in zip(names, computing, limits, races):
+        engine = _bound(computes, task, may_lose=may_lose)
+        if limit is not None:
+            engine = _divided.TiledEngine(engine, limit, settings.pad_channels)
+        engines.append(_watchdog.watched(engine, name, task))
+    return Route(task, task.key, plan, names, tuple(engines), bypass, labels, tally, Stopwatch())
 
 
 def _bound(name: str, task: Task, *, may_lose: bool = False) -> Engine:
-    """The engine for a task; one that keeps something for each task makes itself anew. Where torch's kernels are next
-    in the plan, tuning times them too, and plans anew where they are faster."""
+    """The engine for a task; an engine that keeps something per task returns a new instance. If torch's kernels are
+    next in the plan, tuning times them too, and plans again if they are faster."""
     engine = _ENGINES[name]
     if not isinstance(engine, JitEngine):
         return engine
-    # A part of a 3-d convolution says nothing of torch's kernel for the whole.
+    # A part of a 3-d convolution says nothing about torch's kernel for the whole.
     may_lose = may_lose and task.key not in _parts
     return engine.bind(task, functools.partial(_replan_one, task.problem) if may_lose else None)
 
 
 def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> Task | None:
-    """What the tensors (input, weight, bias, gradient of the output) make, where that is a convolution of ours."""
+    """The task of these tensors (input, weight, bias, gradient of the output), if our engines know the convolution."""
     input, weight, bias, *gradient = tensors
     assert input is not None
     assert weight is not None
@@ -523,8 +531,10 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
         input, weight, geometry = with_height(input), with_height(weight), _geometry_with_height(geometry)
     try:
         problem = make_problem(input, weight, geometry, direction, memory_format)
-    except (ValueError, IndexError):
-        return None  # torch says what is wrong with it, in its own words
+    except (ValueError, IndexError) as error:  # torch reports what is wrong, in its own words
+        if is_of_a_handler(error):
+            raise
+        return None
     if bias is not None and tuple(bias.shape) != (problem.output_shape[1],):
         return None
     for tensor in gradient:
@@ -538,7 +548,7 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
         geometry.padding,
         device,
         played,
-        _situation.is_endangered(input.device, rehearsed=played),
+        _gpu.is_endangered(input.device, rehearsed=played),
         device == "cpu" and all(it.is_contiguous(memory_format=memory_format) for it in (input, weight)),
         settings.workspace_limit << 20,
         settings.tune,
@@ -546,11 +556,11 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
 
 
 def _are_known(direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> bool:
-    """Whether the tensors (input, weight, bias, gradient of the output) are of a kind that our engines know."""
+    """Whether our engines know tensors of this kind (input, weight, bias, gradient of the output)."""
     input, weight = tensors[:2]
     assert input is not None
     assert weight is not None
-    # Where a convolution is not transposed it has no use for one. Torch checks it all the same: in backward for any.
+    # An ordinary convolution does not use it. Torch checks it all the same: in backward for any.
     unused = [] if geometry.transposed else geometry.output_padding
     return (
         input.dtype in DATA_TYPES
@@ -566,20 +576,20 @@ def _are_known(direction: str, tensors: tuple[Tensor | None, ...], geometry: Geo
     )
 
 
-def _for_each_axis(geometry: Geometry, axes: int) -> Geometry:
-    """With a number for each axis: torch takes one for all of them too."""
+def _for_each_axis(geometry: Geometry, axes: int) -> Geometry | None:
+    """The geometry with one number per axis: torch also accepts one for all. None if torch refuses it."""
     stride, padding, dilation, transposed, output_padding, groups = geometry
-    if len(stride) + len(padding) + len(dilation) + len(output_padding) == 4 * axes:
+    if len(stride) == len(padding) == len(dilation) == len(output_padding) == axes:
         return geometry
-    stride, padding, dilation, output_padding = (
-        it * axes if len(it) == 1 else it for it in (list(stride), list(padding), list(dilation), list(output_padding))
-    )
-    return Geometry(stride, padding, dilation, transposed, output_padding, groups)
+    each = [list(it) * axes if len(it) == 1 else list(it) for it in (stride, padding, dilation, output_padding)]
+    if axes < 1 or any(len(it) != axes for it in each):
+        return None
+    return Geometry(each[0], each[1], each[2], transposed, each[3], groups)
 
 
 def _laid_out(input: Tensor, task: Task) -> Tensor:
-    """The input of a 1-d convolution with a height, contiguous first where the result is to be: by its strides torch's
-    kernels would take the one for a channels_last input, and lay out the result so."""
+    """The input of a 1-d convolution with a height, made contiguous first if the result should be. Otherwise torch's
+    kernels would go by its strides, choose the one for channels_last, and lay out the result that way."""
     return with_height(input.contiguous() if task.memory_format is torch.contiguous_format else input)
 
 

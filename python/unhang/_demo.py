@@ -17,15 +17,17 @@ import torch
 from torch import nn
 
 import unhang
-from unhang import _convolve, _situation
+from unhang import _convolve, _gpu
 
 STEPS = 20
-# This many plans say what the rest would repeat.
+# Seconds that the rehearsed training may take.
+_LONGEST_REHEARSAL = 900
+# This many plans are enough; the rest would repeat them.
 SHOWN = 3
 
 
 def heading(number: int, title: str, ground: str) -> None:
-    """A section's head: its number, title, and what it rests on."""
+    """A section's head: its number, title, and evidence."""
     bold = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "")
     print(f"\n{bold[0]}{number}. {title}{bold[1]}\n   [{ground}]\n", flush=True)
 
@@ -42,7 +44,7 @@ class SmallNetwork(nn.Module):
         self.head = nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Which of four quarters of the image holds the bright spot."""
+        """Which of four quarters of the image contains the bright spot."""
         for layer in (self.stem, self.depthwise, self.wide, self.pointwise):
             x = layer(x).relu()
         logits: torch.Tensor = self.head(x.amax((2, 3)))
@@ -61,7 +63,7 @@ def images(count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(device: str) -> tuple[list[float], float, SmallNetwork]:
-    """A few steps from the same start: the losses, and seconds for the median step."""
+    """A few steps from the same start: the losses, and the seconds of the median step."""
     torch.manual_seed(0)
     model = unhang.track(SmallNetwork().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -102,7 +104,7 @@ def show_training(number: int, device: str) -> None:
 
 def show_plans(number: int, device: str) -> None:
     """The plan and its reason for each layer and direction of the last training."""
-    heading(number, "Who computes which layer here, and why", "measured")
+    heading(number, "Which engine computes which layer here, and why", "measured")
     _convolve.routes.clear()
     _convolve.replan()
     with unhang.enabled("cpu_fallback", devices=(device,)):
@@ -111,7 +113,7 @@ def show_plans(number: int, device: str) -> None:
 
 
 def plans() -> list[str]:
-    """The plans that were made: each problem, and on the next line who computes it and why."""
+    """The plans made: each problem, and on the next line which engine computes it and why."""
     lines = []
     for (key, _), route in sorted(_convolve.routes.items(), key=lambda item: item[0]):
         lines += [key, f"{route.names[0]}, {route.tally.total} times: {route.plan.reason}"]
@@ -119,7 +121,7 @@ def plans() -> list[str]:
 
 
 def print_plans(lines: list[str], indent: str) -> None:
-    """The first plans, and how many there are."""
+    """The first plans, and the number of all."""
     for key, reason in zip(lines[: 2 * SHOWN : 2], lines[1 : 2 * SHOWN : 2]):
         print_paragraph(key, indent)
         print_paragraph(reason, f"{indent}    ")
@@ -140,14 +142,14 @@ def print_paragraph(text: str, indent: str) -> None:
 def rehearse() -> None:
     """In a separate process: the card that UNHANG_ROOT describes, played by the CPU."""
     warnings.simplefilter("ignore")
-    _situation.deadline = 8.0  # a rehearsed hang need not be waited for as long as a real one
+    _gpu.canary_deadline = 8.0  # a rehearsed hang need not take as long as a real one
     with unhang.enabled("auto", rehearse=True):
         train("cpu")
         print("\n".join(plans()))
 
 
 def show_rehearsal(number: int, example: str) -> None:
-    """The same network on the machine of the reports, played."""
+    """Trains the same network on the machine of the reports, which is played."""
     title = "The same network on the RX 5600 XT of the reports: each engine is tried in a child process first"
     heading(number, title, "rehearsed: a folder describes the machine, and CPU tensors stand for the card's")
     with tempfile.TemporaryDirectory() as home:
@@ -159,14 +161,18 @@ def show_rehearsal(number: int, example: str) -> None:
                 "UNHANG_REHEARSE_CANARY": mood,
                 "UNHANG_HOME": os.path.join(home, mood or "well"),
             }
-            command, changes = _situation.start("unhang._demo", ["--rehearse"])
-            ended = subprocess.run(
-                command,
-                env=_situation.changed(variables, changes),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            command, changes = _gpu.start_python("unhang._demo", ["--rehearse"])
+            try:
+                ended = subprocess.run(
+                    command,
+                    env=_gpu.changed_variables(variables, changes),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=_LONGEST_REHEARSAL,
+                )
+            except subprocess.TimeoutExpired:
+                raise SystemExit(f"the rehearsal did not end within {_LONGEST_REHEARSAL} seconds") from None
             lines = ended.stdout.splitlines()
             for line in lines:
                 if line.startswith("unhang:"):
@@ -182,7 +188,7 @@ def show_report(number: int) -> None:
     heading(number, "The report", "measured")
     report = unhang.report()
     print(textwrap.indent(report.text(), "  "))
-    # In a separate folder: what is in a shared one under a known name may be another's link.
+    # In a separate folder: in a shared one, a known name may be somebody else's link.
     page = report.html(Path(tempfile.mkdtemp(prefix="unhang-demo-")) / "report.html")
     print(f"  As a page: {page}")
 

@@ -1,9 +1,9 @@
-"""The direct path: from torch 2.10 on, a repeated convolution is computed without Python.
+"""The direct path: from torch 2.10 on, repeated convolutions are computed without Python.
 
-Torch calls kernels of Rust's through its C interface. What these do not know goes to Python's kernels, which are
-registered under a dispatch key that no device uses; torch's own kernels are reached through another such key. After a
-convolution was planned and computed here, :func:`remember_forward` and :func:`remember_backward` say how the same
-call is computed from then on, if nothing about it is open any more. ``UNHANG_DIRECT=0`` leaves every call to Python.
+Torch calls Rust kernels through its C interface. Calls that these do not know go to Python's kernels, which are
+registered under a dispatch key that no device uses. Another such key leads to torch's own kernels. After a convolution
+was planned and computed here, :func:`remember_forward` and :func:`remember_backward` say how to compute the same call
+from then on. They do so if everything about it is settled. ``UNHANG_DIRECT=0`` leaves every call to Python.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from unhang import _core, _situation
+from unhang import _core, _gpu
 from unhang._engines import NO_FLAGS, AtenEngine, CpuEngine, Engine
+from unhang._gpu import Route
 from unhang._jit import BoundJit
-from unhang._launch import Route
 from unhang._state import say, state
+from unhang._talk import is_of_a_handler
 from unhang._watchdog import WatchedEngine
 
 Tensor = torch.Tensor
 
-#: The dispatch keys that Python's kernels are registered under, by device type; once the direct path is open.
+#: The dispatch keys of Python's kernels, by device type; set once the direct path is open.
 PYTHON: dict[str, str] = {}
-# Keys of devices that torch has names for and that nobody has kernels for.
+# Keys of devices that torch names and for which nobody has kernels.
 _UNUSED = ("VE", "IPU", "PrivateUse3", "PrivateUse2", "MAIA", "HPU")
-# Where torch's table says that a key leads to torch's own kernels.
+# Torch's table marks keys that lead to its own kernels in this way.
 _TORCHS = "[default backend kernel]"
 _OPS = ("aten::convolution", "aten::_convolution", "aten::convolution_backward")
 # Torch's own kernels with the vendor's library off, as the engine ``aten`` calls them.
 _ATEN_FLAGS = (False, False, False, True)
 
-# The first and the last version of torch that this was tried with: a newer one is tried in a child first.
+# The first and the last version of torch with which this was tested. A newer one is tried in a child first.
 _TESTED = ((2, 10), (2, 15))
 
 _is_open: bool | None = None
-#: The dispatch keys through which torch's own kernels were reached, the present one last.
+#: The dispatch keys that led to torch's own kernels, the current one last.
 ORIGINAL: list[str] = []
 
 _TORCH = _core.Label("", "torch")
 
 
 def open_direct_path() -> bool:
-    """Whether torch has what calls without Python need; asked of it once."""
+    """Whether torch has what calls without Python need; determined once."""
     global _is_open
     if _is_open is None:
         _is_open = _open()
@@ -62,13 +63,16 @@ def _open() -> bool:
 
 
 def open_here() -> bool:
-    """Opens the direct path in this process, where every entry of torch's gives what is assumed of it."""
+    """Opens the direct path in this process, if every entry of torch returns what is assumed."""
     original, *python = _unused()[:3]
     try:
         _core.open_direct_path(_keys(original), (_keys(python[0]), _keys(python[1])))
         _check_arguments()
     except RuntimeError as error:
-        say(f"{error}: convolutions go through Python, which costs some microseconds each")
+        if is_of_a_handler(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        say(f"{reason}: convolutions go through Python, which costs some microseconds each")
         return False
     ORIGINAL.append(original)
     PYTHON.update(cpu=python[0], cuda=python[1])
@@ -86,7 +90,7 @@ def _keys(name: str) -> int:
 
 
 def _is_still_ours(key: str, mark: str) -> bool:
-    """Whether torch's table leads from a borrowed key where it led when it was borrowed."""
+    """Whether torch's table leads from a borrowed key to the same place as when it was borrowed."""
     for op in _OPS:
         lines = torch._C._dispatch_dump_table(op).splitlines()
         if not any(line.startswith(f"{key}: ") and mark in line for line in lines):
@@ -95,8 +99,8 @@ def _is_still_ours(key: str, mark: str) -> bool:
 
 
 def keep_keys_apart(registered: Collection[str], register: Callable[[str], None]) -> None:
-    """Borrows other keys where somebody has registered convolutions under ours since: an extension for a device that
-    torch has a name for. ``register`` puts Python's kernels under the new key of a device type that has them."""
+    """Borrows other keys if somebody has since registered convolutions under ours, such as an extension for a device
+    that torch names. ``register`` puts Python's kernels under the new key of a device type that has them."""
     if not _is_open:
         return
     marks = {name: "unhang" if name in registered else _TORCHS for name in PYTHON}
@@ -117,21 +121,22 @@ def keep_keys_apart(registered: Collection[str], register: Callable[[str], None]
     _core.move_direct_path(_keys(ORIGINAL[-1]), (_keys(PYTHON["cpu"]), _keys(PYTHON["cuda"])))
 
 
-# ---- whether torch is made as it is assumed to be ----
+# ---- whether torch is built as assumed ----
 
 _ECHO = "(Tensor input, Tensor? other, SymInt[] numbers, SymInt[]? sizes, bool flag, SymInt number, bool[3] mask)"
 _echoes: list[torch.library.Library] = []
 
 
 def _check_arguments() -> None:
-    """Has torch call a kernel of Rust's that gives back its arguments; ``RuntimeError`` where they are others."""
+    """Has torch call a Rust kernel that returns its arguments. Raises ``RuntimeError`` if they differ."""
     name = f"echo_{len(_echoes)}"
     library = torch.library.Library("unhang", "FRAGMENT")
     library.define(f"{name}{_ECHO} -> (Tensor, Tensor)")
     _echoes.append(library)
     _core.register_echo(name)
     echo = getattr(torch.ops.unhang, name)
-    input, other = torch.arange(3.0), torch.arange(5.0)
+    # The program may have set another default device.
+    input, other = torch.arange(3.0, device="cpu"), torch.arange(5.0, device="cpu")
     for given, numbers, sizes, flag, number, mask in (
         (other, [1], None, True, 3, [True, False, False]),
         (None, [1, -2, 3], [7], False, -5, [False, True, True]),
@@ -147,15 +152,15 @@ def _check_arguments() -> None:
 
 
 def _is_sound_in_a_child() -> bool:
-    """Whether the direct path computes right with a torch that nobody has tried it with. Tried in a child, once for
-    this torch: where types lie otherwise in memory it may crash."""
+    """Whether the direct path computes correctly with an untested torch. Tried in a child, once for this torch: it may
+    crash if types have another layout in memory."""
     name = f"direct path, torch {torch.__version__} {torch.version.git_version}"
     known = state().session.canary(name)
     if known is None:
         say(
             f"torch {torch.__version__} is newer than unhang was tested with: trying the direct path in a child process"
         )
-        outcome = _situation.supervise_canary(["direct"], 60.0)
+        outcome = _gpu.supervise_canary(["direct"], 60.0)
         known = outcome.canary()
         if outcome.began:
             state().session.keep_canary(name, *known, True)
@@ -166,7 +171,7 @@ def _is_sound_in_a_child() -> bool:
 def remember_forward(
     ticket: _core.Ticket, route: Route, tensors: tuple[Tensor, Tensor], bias: Tensor | None, output: Tensor
 ) -> None:
-    """Says how the forward that was just computed by its route's first engine is computed from now on."""
+    """Says how to compute, from now on, the forward that its route's first engine just computed."""
     if bias is not None and not bias.is_contiguous():
         return
     step = _step(route, *tensors, output)
@@ -187,12 +192,12 @@ def remember_backward(
     data: Tensor | None,
     weights: Tensor | None,
 ) -> None:
-    """Says how the gradients that were just computed by the routes' first engines are computed from now on. The tensors
-    are gradient of the output, input and weight; the results are as the caller gets them."""
+    """Says how to compute, from now on, the gradients that the routes' first engines just computed. The tensors are
+    gradient of the output, input and weight; the results are those that the caller gets."""
     grad_output, input, weight = tensors
     toward_data, toward_weights = routes.get("backward-data"), routes.get("backward-weights")
     steps: list[_core.Step | None] = [None, None]
-    # A gradient with another layout, as that of a sum, which is one element, expanded, is copied for each call.
+    # A gradient with another layout is copied for each call, such as that of a sum, which is one expanded element.
     grad_output = grad_output.contiguous(memory_format=next(iter(routes.values())).task.memory_format)
     if toward_data is not None and data is not None:
         steps[0] = _step(toward_data, grad_output, weight, data)
@@ -207,7 +212,7 @@ def remember_backward(
 
 
 def _step(route: Route, first: Tensor, second: Tensor, result: Tensor) -> _core.Step | None:
-    """How a route's first engine computes operands that lie as these do; None where Python has to."""
+    """How a route's first engine computes operands with this layout; None if Python must do it."""
     engine: Engine = route.engines[0]
     task, tally, bypass = route.task, route.tally, route.bypass[0]
     if type(engine) is AtenEngine:

@@ -1,11 +1,11 @@
 """Our kernels in torch's dispatcher, and the op that carries a layer's settings in a token.
 
-Kernels are registered once for a device type and never taken out again: another thread may be inside of one at any
-time. Whether they plan, and by which settings, is one value that each call reads once. Without it torch's own
-kernels compute, as if ours were not there.
+Kernels are registered once per device type and never removed, because another thread may be inside one at any time.
+Whether they plan, and with which settings, is one value that each call reads once. Without it torch's own kernels
+compute, as if ours were not there.
 
-From torch 2.10 on torch calls kernels of Rust's (``unhang-py``'s ``direct``), which compute what is known and leave the
-rest to those here; before, it calls those here (:mod:`unhang._direct`).
+From torch 2.10 on, torch calls Rust kernels (``unhang-py``'s ``direct``), which compute what is known and leave the
+rest to those here. Before, it calls those here (:mod:`unhang._direct`).
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 # Collecting a library would unregister its kernels, so they are kept here for ever.
 _libraries: dict[str, torch.library.Library] = {}
 _behind: list[torch.library.Library] = []
-#: The settings that are on in the process, whichever device types they are for; what layers without any follow.
+#: The settings that are on in the process, for whichever device types. Layers without settings follow them.
 process_settings: Settings | None = None
-#: The settings that plan a device type's convolutions, as far as they are on.
+#: The settings for each device type's convolutions, if they are on.
 active: dict[str, Settings] = {}
 _is_tracing = torch._C._is_tracing
-# Before torch 2 what keeps subclasses out leaves modes in.
+# Before torch 2, the switch that disables subclasses leaves modes on.
 _MODES_STAY_ON = not hasattr(torch, "compile")
 
 
 def _no_torch_function() -> AbstractContextManager[object]:
-    """A torch function mode or a tensor subclass of the user's must not see what our kernels do inside: they would call
-    the convolution again, and us with it."""
+    """Keeps a user's torch function mode or tensor subclass from seeing what our kernels do inside: it would call the
+    convolution again, and so us."""
     if _MODES_STAY_ON and torch._C._len_torch_function_stack():
         return _without_modes()
     return torch._C.DisableTorchFunction()
@@ -73,18 +73,18 @@ def _without_modes() -> Iterator[None]:
 
 
 class Entered(NamedTuple):
-    """A block of :func:`unhang.enabled` that a thread is inside of."""
+    """A block of :func:`unhang.enabled` that a thread is inside."""
 
     settings: Settings
     devices: tuple[str, ...]
 
     def by_device(self) -> _core.Block:
-        """What plans each device type."""
+        """The settings of each device type."""
         return _core.Block(*(self.settings if device in self.devices else None for device in KEYS))
 
 
-# Torch copies what is stored so to the threads on which autograd computes gradients. Before torch 2 it has no such
-# place, and gradients are planned as the forward with the same weight was.
+# Torch copies what is stored under this name to the threads on which autograd computes gradients. Before torch 2 there
+# is no such place, and gradients are planned like the forward with the same weight.
 _BLOCK = "unhang block"
 _is_stored, _stored = getattr(torch._C, "_is_key_in_tls", None), getattr(torch._C, "_get_obj_in_tls", None)
 _thread = threading.local()
@@ -92,13 +92,13 @@ _Found = tuple[Entered, _core.Block]
 
 
 def _count(found: object) -> None:
-    """One reference more, which somebody else drops."""
+    """Adds a reference, which somebody else drops."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
 
 
 def _takes_references() -> bool:
-    """Whether torch takes the reference to what is stored over from its caller: it drops one in the end, and some
-    versions never counted it."""
+    """Whether torch takes over its caller's reference to what is stored: it drops one in the end, and some versions
+    never counted it."""
     probe = object()
     before = sys.getrefcount(probe)
     torch._C._stash_obj_in_tls(_BLOCK, probe)
@@ -113,7 +113,7 @@ _torch_takes_references = _is_stored is not None and _takes_references()
 
 
 def _store(found: _Found | None) -> None:
-    """Has torch carry this to the threads on which gradients are computed that this thread asks for."""
+    """Has torch carry this to the threads that compute gradients for this thread."""
     if _is_stored is not None:
         if _torch_takes_references:
             _count(found)
@@ -121,27 +121,23 @@ def _store(found: _Found | None) -> None:
 
 
 def entered() -> Entered | None:
-    """The block that this thread is inside of, or the one that asked for the gradients that it computes."""
+    """The block that this thread is inside, or the block that requested the gradients that it computes."""
     found: _Found | None = getattr(_thread, "block", None) or _stash()
     return None if found is None else found[0]
 
 
-def _carried() -> _core.Block | None:
-    found = _stash()
-    return None if found is None else found[1]
-
-
-_core.carry_blocks(_carried)
+if _is_stored is not None and _stored is not None:
+    _core.carry_blocks(_is_stored, _stored, _BLOCK)
 
 
 def _stash() -> _Found | None:
-    """What torch carried to this thread, or a block of this thread left for it to carry."""
+    """What torch carried to this thread, or what a block of this thread left for torch to carry."""
     return _stored(_BLOCK) if _is_stored is not None and _stored is not None and _is_stored(_BLOCK) else None
 
 
 def enter(block: Entered) -> Callable[[], None]:
-    """This thread is inside of that block until what is returned is called; then it is where it was. What torch carried
-    to it is not the thread's own: it goes with the gradients that it came with."""
+    """Puts this thread inside that block. Calling the returned function restores the earlier state. What torch carried
+    to the thread is not its own: it leaves with the gradients that it came with."""
     own, carried = getattr(_thread, "block", None), _stash()
     found = (block, block.by_device())
 
@@ -161,14 +157,14 @@ def settings_here() -> Settings | None:
 
 
 def prepare(devices: tuple[str, ...]) -> None:
-    """Puts our kernels in front of torch's for those device types, where they do nothing yet."""
+    """Puts our kernels in front of torch's for those device types; they do nothing yet."""
     for device in devices:
         register(device)
     _direct.keep_keys_apart(_libraries, _register_for_python)
 
 
 def activate(devices: tuple[str, ...], settings: Settings) -> None:
-    """Has these settings plan the convolutions of those device types on every thread from the next call on."""
+    """Plans the convolutions of those device types with these settings, on every thread, from the next call on."""
     for device in KEYS:
         _core.activate(device, settings if device in devices else None)
     active.clear()
@@ -191,8 +187,8 @@ def register(device: str) -> None:
             return
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            # On CUDA's key torch has its own kernel for the gradients: replacing it is what is meant. Torch says
-            # so once for all operators, so that Rust's kernel, which no filter would reach, comes after Python's.
+            # On CUDA's key torch has its own kernel for the gradients, and replacing it is intended. Torch warns once
+            # for all operators, so Rust's kernel, whose warning no filter would catch, comes after Python's.
             warnings.filterwarnings("ignore", category=UserWarning)
             is_direct = _direct.open_direct_path()
             for name, kernel in _kernels(device).items():
@@ -208,7 +204,8 @@ def register(device: str) -> None:
 
 
 def _leave_gradients_to_the_dispatcher(operators: Any) -> None:
-    """Inductor's ``cpp_wrapper`` calls what this table names past the dispatcher, and the rest through it."""
+    """Removes the gradients' op from the table of those that Inductor's ``cpp_wrapper`` calls directly, past the
+    dispatcher."""
     name, table = "aten.convolution_backward.default", getattr(operators, "inductor_fallback_ops", None)
     if isinstance(table, dict):
         table.pop(name, None)
@@ -217,7 +214,8 @@ def _leave_gradients_to_the_dispatcher(operators: Any) -> None:
 
 
 def _keep_compiled_code_apart(config: Any) -> None:
-    """Has Inductor's cache, whose key holds this setting, not return what it compiled with that table whole."""
+    """Keeps Inductor's cache, whose key contains this setting, from returning what it compiled with the complete
+    table."""
     name = "unsafe_marked_cacheable_functions"
     marked = getattr(config, name, None)
     if isinstance(marked, dict):
@@ -225,7 +223,7 @@ def _keep_compiled_code_apart(config: Any) -> None:
 
 
 def _register_for_python(device: str) -> None:
-    """Puts Python's kernels where Rust's find them: under a key that no device uses."""
+    """Registers Python's kernels where Rust's find them: under a key that no device uses."""
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in _kernels(device).items():
         library.impl(name, kernel, _direct.PYTHON[device])
@@ -233,31 +231,32 @@ def _register_for_python(device: str) -> None:
 
 
 def _kernels(device: str) -> dict[str, Any]:
-    """Our kernels for a device type, by the op that they are for."""
+    """Our kernels for a device type, each with its op."""
 
     planned_by = functools.partial(_core.forward_settings, device)
     planned_back_by = functools.partial(_core.backward_settings, device)
     take_ticket = _core.take_ticket
     on_cpu = device == "cpu"
 
-    # The ticket comes first in each: what else runs on this thread meanwhile, a signal's handler among it, finds none.
+    # The ticket comes first in each: whatever else runs on this thread meanwhile, such as a signal handler, finds none.
 
     def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
         ticket = take_ticket()
         with _no_torch_function():
             if _is_tracing():
-                # Torch's tracer records not this op but the one with flags: that reaches us again, below the tracer.
+                # Torch's tracer does not record this op but the one with flags; that reaches us again, below the
+                # tracer.
                 recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
                 return recorded
             settings = planned_by(address_of(weight))
             if settings is not None:
                 return _convolve.forward(settings, input, weight, bias, Geometry(*geometry), ticket)
-            # On CPU tensors the flags change nothing, and asking for them takes as long as a small convolution.
+            # On CPU tensors the flags change nothing, and reading them takes as long as a small convolution.
             return call_with_flags(input, weight, bias, geometry, NO_FLAGS if on_cpu else process_flags())
 
     def convolution_with_flags(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        """What traced graphs call. Their flags say which vendor library the tracing process had: that is ours to
-        decide."""
+        """The op that traced graphs call. Their flags say which vendor library the tracing process had; we decide
+        that."""
         ticket = take_ticket()
         with _no_torch_function():
             settings = planned_by(address_of(weight))
@@ -302,7 +301,7 @@ _tokens: dict[str, Settings] = {}
 
 
 def _settings_of(token: str) -> Settings:
-    if not token:  # a layer without any
+    if not token:  # a layer without settings
         return settings_here() or Settings()
     settings = _tokens.get(token)
     if settings is None:
@@ -329,7 +328,7 @@ def _token_backward(
 
 
 def _defined(gradients: Gradients, input: Tensor) -> Gradients:
-    """Graphs know no undefined tensors: an empty one stands for what was not asked for."""
+    """Graphs have no undefined tensors, so an empty one stands for a gradient that was not requested."""
     data, weights, bias = (input.new_empty(0) if it is None else it for it in gradients)
     return data, weights, bias
 
@@ -391,7 +390,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _ConvolutionBackward(torch.autograd.Function):
-    """Gradients of gradients go through aten's own formula, and so under the process's settings, not the layer's."""
+    """Gradients of gradients use aten's own formula, and so the process's settings, not the layer's."""
 
     @staticmethod
     def forward(ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -428,7 +427,7 @@ for _key in KEYS.values():
 _ops.impl("convolution", _autograd_forward, "Autograd")
 _ops.impl("convolution_backward", _autograd_backward, "Autograd")
 if hasattr(torch.library, "register_fake"):
-    # Fake tensors say which device they stand for, and torch's layout of the result depends on it.
+    # Fake tensors name the device that they stand for, and torch's layout of the result depends on it.
     torch.library.register_fake("unhang::convolution", _fake_forward, lib=_ops)
     torch.library.register_fake("unhang::convolution_backward", _fake_backward, lib=_ops)
 else:
@@ -440,7 +439,7 @@ else:
 
 
 def _add_formulas(counter: Any) -> None:
-    """Has torch's FLOP counter take our op for the convolution that it is. Its own formulas know no token."""
+    """Makes torch's FLOP counter treat our op as the convolution that it is. Its own formulas know no token."""
     registry = getattr(counter, "flop_registry", {})
     for name in ("convolution", "convolution_backward"):
         formula = registry.get(getattr(torch.ops.aten, name))
@@ -452,5 +451,6 @@ def _count_without_token(formula: Any, *arguments: Any, **options: Any) -> Any:
     return formula(*arguments[:-1], **options)
 
 
-# When somebody imports it: to do so here would take longer than importing this package, since it imports Triton.
+# Done when somebody imports it: importing it here would take longer than importing this package, because it imports
+# Triton.
 when_imported("torch.utils.flop_counter", _add_formulas)

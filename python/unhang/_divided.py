@@ -1,9 +1,9 @@
-"""Convolutions that are computed as others.
+"""Convolutions that are computed as other convolutions.
 
-The engine ``tiled`` is another engine, in tiles with halo; and channels padded by one, for kernels that hang on powers
-of two. 3-d convolutions are 2-d ones, on planes of torch's tensors that are gathered and put back by torch's own
-copies. How a convolution is divided is Rust's (``unhang_conv``'s ``tile`` and ``fold``); who computes the 2-d ones of a
-3-d one is the caller's.
+The engine ``tiled`` runs another engine in tiles with halo, optionally with channels padded by one, for kernels that
+hang on powers of two. 3-d convolutions are computed as 2-d ones, on planes of torch's tensors that torch's own copies
+gather and put back. Rust decides how a convolution is divided (``unhang_conv``'s ``tile`` and ``fold``). The caller
+decides which engine computes the 2-d parts of a 3-d one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 class TiledEngine:
-    """Another engine, in tiles with halo, exact to the last pixel; with channels padded by one if asked."""
+    """Another engine, in tiles with halo, exact to the last pixel; with channels padded by one if requested."""
 
     def __init__(self, inner: Engine, limit: int, pad_channels: bool) -> None:
         self._inner = PaddedChannelsEngine(inner) if pad_channels else inner
@@ -33,7 +33,7 @@ class TiledEngine:
             memory_format=task.memory_format
         )
         if geometry.transposed:
-            # A transposed convolution is the data gradient of an ordinary one: its output is what the tiles add up in.
+            # A transposed convolution is the data gradient of an ordinary one; the tiles add up in its output.
             self._add_data_gradient(task, input, output, weight, geometry._replace(transposed=False))
         else:
             plain = geometry._replace(padding=[0, 0])
@@ -49,7 +49,7 @@ class TiledEngine:
         task = _of_parts(task)
         ordinary = geometry._replace(transposed=False, output_padding=[0, 0])
         plain = ordinary._replace(padding=[0, 0])
-        # In the lowered convolution of a transposed one, input and output have changed places.
+        # In the lowered form of a transposed convolution, input and output are exchanged.
         outer, inner = (input, grad_output) if geometry.transposed else (grad_output, input)
         data = weights = None
         if mask[0]:
@@ -71,7 +71,7 @@ class TiledEngine:
     def _add_data_gradient(self, task: Task, outer: Tensor, into: Tensor, weight: Tensor, geometry: Geometry) -> None:
         plain = geometry._replace(padding=[0, 0], output_padding=[0, 0])
         for tile, window in self._windows(task, into):
-            # Of the window only its shape and type matter here.
+            # Only the window's shape and type matter here.
             part = self._inner.backward(
                 task, outer[tile.output], window.to(outer.dtype), weight, plain, (True, False, False)
             )[0]
@@ -84,17 +84,17 @@ class TiledEngine:
 
 
 def _of_parts(task: Task) -> Task:
-    """The task for engines that get tiles and not its tensors."""
+    """The task for engines that receive tiles instead of its tensors."""
     return task._replace(ready=False)
 
 
 def _summing(tensor: Tensor) -> torch.dtype:
-    """The type in which tiles are added up: a sum of many half-precision parts must not be rounded at each."""
+    """The type for summing tiles: a sum of many half-precision parts must not be rounded at each."""
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
 class _Tile:
-    """A tile as torch's slices: of the input that exists, of the output, and of the window inside its zeros."""
+    """A tile as slices for torch: of the existing input, of the output, and of the window inside its zeros."""
 
     __slots__ = ("input", "inside", "output", "zeros")
 
@@ -113,7 +113,7 @@ class _Tile:
 
 
 class PaddedChannelsEngine:
-    """Another engine, with one more channel in each group where their number is a power of two above one."""
+    """Another engine, with one more channel per group if their number is a power of two above one."""
 
     def __init__(self, inner: Engine) -> None:
         self._inner = inner
@@ -172,22 +172,23 @@ def _narrow(activation: Tensor, groups: int, channels: int) -> Tensor:
 
 # ---- 3-d convolutions ----
 
-#: Images, channels, the first depth, depths along images, depths along channels: each a start or a step, and a count.
+#: Images, channels, the first depth, depths along images, depths along channels. Each is a start or a step, and a
+#: count.
 Ranges = tuple[tuple[int, int], tuple[int, int], int, tuple[int, int], tuple[int, int]]
 #: Computes a 2-d problem on its first and second operand.
 Compute = Callable[[_core.Problem, Tensor, Tensor], Tensor]
 
 
 class Folded(NamedTuple):
-    """What a 3-d convolution is computed by."""
+    """The 2-d convolutions that compute a 3-d one."""
 
     parts: list[tuple[_core.Problem, list[Ranges] | None]]
     #: Which of its operands the parts' first and second are.
     order: list[int]
-    #: Depths of the result that nothing reaches.
+    #: Depths of the result that no tap reaches.
     zeros: list[Ranges]
     memory_format: torch.memory_format
-    #: Of what is computed, and of the output.
+    #: The shapes of the result and of the output.
     shape: tuple[int, ...]
     output_shape: tuple[int, ...]
 
@@ -195,8 +196,7 @@ class Folded(NamedTuple):
 def fold(
     direction: str, input: Tensor, weight: Tensor, geometry: Geometry, memory_format: torch.memory_format
 ) -> Folded:
-    """What these tensors' convolution is folded into; raises ``ValueError`` where they make none that our engines
-    know."""
+    """Folds these tensors' convolution. Raises ``ValueError`` if our engines do not know it."""
     volume = _core.Volume(
         tuple(input.shape),
         tuple(weight.shape),
@@ -213,7 +213,7 @@ def fold(
 def compute_folded(
     folded: Folded, operands: tuple[Tensor, Tensor], compute_part: Compute, bias: Tensor | None = None
 ) -> Tensor:
-    """The result, part by part; parts add the bias themselves."""
+    """The result, part by part; the parts add the bias themselves."""
     parts, order, zeros, memory_format, shape, _ = folded
     last = memory_format is torch.channels_last_3d
     result: Tensor | None = None
@@ -241,13 +241,13 @@ def compute_folded(
 
 
 def gather(tensor: Tensor, ranges: Ranges, *, last: bool) -> Tensor:
-    """The 2-d tensor that planes of a 3-d one make, zeros where there is no such plane."""
+    """The 2-d tensor made of planes of a 3-d one, with zeros for missing planes."""
     (image, images), (channel, channels), depth, (step, along), (hop, taps) = ranges
     part = tensor[image : image + images, channel : channel + channels]
     planes, height, width = part.shape[2:]
     step, hop = step if along > 1 else 1, hop if taps > 1 else 1
     if depth >= 0 and min(step, hop) > 0 and depth + step * (along - 1) + hop * (taps - 1) < planes:
-        # Nothing but a permutation, and often not even that.
+        # A permutation at most, and often not even that.
         form = torch.channels_last if last else torch.contiguous_format
         if taps == 1:
             chosen = part[:, :, depth : depth + step * (along - 1) + 1 : step].transpose(1, 2)
@@ -283,7 +283,7 @@ def _unfold(computed: Tensor, ranges: Ranges) -> Tensor:
 
 
 def _window(result: Tensor, ranges: Ranges) -> Tensor:
-    """Where a part belongs in the whole result."""
+    """The position of a part in the whole result."""
     (image, images), (channel, channels), depth, (step, along), (hop, taps) = ranges
     by, count = (step, along) if along > 1 else (hop, taps)
     by = by if count > 1 else 1

@@ -1,12 +1,12 @@
-"""MIOpen's other doors, closed on an affected card.
+"""MIOpen's other entries, closed on an affected card.
 
-Convolutions come through :mod:`unhang._dispatch`. But a saved graph holds ``cudnn_enabled=True`` for its batch norms,
-whatever the process's flag says, and every op of MIOpen's own can be called by its name. On an affected card those
-ops are replaced: by our planned convolutions, by torch's own batch norm, and by a refusal where torch has nothing of
-the same shape. They stay replaced for the life of the process.
+Convolutions come through :mod:`unhang._dispatch`. But a saved graph contains ``cudnn_enabled=True`` for its batch
+norms, whatever the process's flag says, and every MIOpen op can be called by name. On an affected card those ops are
+replaced: by our planned convolutions, by torch's own batch norm, or by an error if torch has nothing of the same shape.
+They stay replaced for the life of the process.
 
-The replacements stand in front of the backends' kernels, under a key that every call passes, and not in their place:
-where the plan itself says MIOpen, torch calls the same op, and that has to reach MIOpen."""
+The replacements are in front of the backends' kernels, under a key that every call passes, and do not take their place.
+If the plan itself says MIOpen, torch calls the same op, which must reach MIOpen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from unhang._state import renewed_after_fork
 
 Tensor = torch.Tensor
 
-#: Passed by every call, on tensors of any device and in inference mode too; above the backends, below autograd.
+#: Every call passes it, on tensors of any device and in inference mode too. It is above the backends and below
+#: autograd.
 _KEY = "BackendSelect"
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}
 _library: torch.library.Library | None = None
@@ -50,7 +51,7 @@ def are_closed() -> bool:
 
 @contextmanager
 def open_for_this_thread() -> Iterator[None]:
-    """While this is held, MIOpen's ops are its own on this thread: an engine asked for them."""
+    """While this is held, MIOpen's ops are the original ones on this thread, because an engine needs them."""
     before = getattr(_thread, "is_open", False)
     _thread.is_open = True
     try:
@@ -60,7 +61,7 @@ def open_for_this_thread() -> Iterator[None]:
 
 
 def _unless_planned(name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement, or the op itself where an engine of ours computes with it."""
+    """The replacement, or the original op if one of our engines computes with it."""
 
     @functools.wraps(replacement)
     def kernel(*arguments: Any) -> Any:

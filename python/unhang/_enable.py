@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unhang import _convolve, _core, _dispatch, _doors, _engines, _gpu, _layers, _situation, _watchdog
+from unhang import _convolve, _core, _dispatch, _doors, _engines, _gpu, _layers, _watchdog
 from unhang._core import Settings
 from unhang._state import (
     environment_variable,
@@ -26,26 +26,26 @@ _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 
 
 class _Enabled:
-    """What was asked for, and what of the process has to be put back."""
+    """What was requested, and what of the process must be restored."""
 
     def __init__(self, settings: Settings, devices: tuple[str, ...], *, protect: bool, rehearse: bool) -> None:
         self.settings = settings
         self.devices = devices
         self.protect = protect
         self.rehearse = rehearse
-        #: Whether flags of torch's were switched off for it.
+        #: Whether torch's flags were changed for it.
         self.keeps_flags = False
 
 
-#: What is on for every thread, and the blocks that are open on whichever threads.
+#: What is on for every thread, and the open blocks of all threads.
 _enabled: _Enabled | None = None
 _blocks: list[_Enabled] = []
 _cudnn_before: tuple[bool, bool] | None = None
-#: The GPUs whose canaries were asked for in this process.
+#: The GPUs whose canaries were requested in this process.
 _tried: set[int] = set()
-#: Whether something is being switched on; whoever holds the lock may ask.
+#: Whether something is being switched on. Read it with the lock held.
 _under_way = False
-#: What :func:`enable_unless_enabled` was asked for while a block began.
+#: What :func:`enable_unless_enabled` was asked to do while a block began.
 _postponed: Callable[[], None] | None = None
 
 
@@ -61,9 +61,9 @@ def enable(
     """Plans every convolution of this process from now on, in unmodified code, forward and backward.
 
     ``devices`` are the device types whose tensors go through unhang: "cuda" (which is ROCm's name in torch too) and
-    "cpu". Left alone it is the accelerator where that is an affected card or a strategy was asked for, and the CPU
-    where there is no accelerator and ``cpu_fallback`` was; on a machine that is not affected, ``auto`` leaves torch as
-    it is and costs nothing.
+    "cpu". Without it the accelerator's tensors go through unhang on an affected card, or if you name a strategy. If
+    there is no accelerator, ``cpu_fallback`` takes the CPU's. On a machine that is not affected, ``auto`` leaves torch
+    alone and costs nothing.
 
     ``settings``, or single fields of :class:`unhang.Settings` by name (``size_threshold=64``), say how to plan.
 
@@ -139,7 +139,7 @@ def _asked(
     rehearse: bool,
     changes: dict[str, Any],
 ) -> _Enabled | None:
-    """What the arguments of :func:`enable` ask for; None where the user declined."""
+    """What the arguments of :func:`enable` request; None if the user declined."""
     chosen = _chosen(strategy, settings, changes)
     if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
         say("UNHANG_DISABLE is set: torch is left alone")
@@ -158,8 +158,8 @@ def _asked(
 
 
 def enable_unless_enabled(strategy: str, **options: Any) -> None:
-    """Enables, unless the program did or is about to: the first use of the GPU, which this is called at, may be within
-    its own call of :func:`enable`. Where it is within the beginning of a block, this waits until that is over."""
+    """Enables, unless the program did or is about to. This runs at the first use of the GPU, which may be inside the
+    program's own call of :func:`enable`. Inside the beginning of a block, it waits until that is over."""
     global _postponed
     with _lock:
         if _under_way:
@@ -176,7 +176,7 @@ def _enable_if_postponed() -> None:
 
 
 def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -> Settings:
-    """The settings that were asked for; raises where one of them is wrong."""
+    """The requested settings; raises if one of them is invalid."""
     given = Settings() if settings is None else settings_from(settings, "settings")
     chosen = given.changed(**changes) if changes else given
     if strategy != "auto" or settings is None:
@@ -187,8 +187,8 @@ def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -
 
 
 def _prepare(current: _Enabled) -> None:
-    """What has to be done before anything is planned, for whichever threads: canaries, closed doors, flags, kernels in
-    torch's dispatcher."""
+    """Does what must come before any planning, for all threads: canaries, closed entries, flags, kernels in torch's
+    dispatcher."""
     global _under_way, _cudnn_before
     chosen, devices, rehearse = current.settings, current.devices, current.rehearse
     _under_way = True
@@ -202,13 +202,13 @@ def _prepare(current: _Enabled) -> None:
         if endangered:
             _say_what_stays_unsafe()
         for index in endangered:
-            _situation.ensure_canary("aten", index)
+            _gpu.ensure_canary("aten", index)
         healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
         for index in sorted({*endangered, *healthy}):
-            _situation.ensure_families(index)
+            _gpu.ensure_families(index)
         if not _tried.issuperset({*endangered, *healthy}):
             _tried.update(endangered, healthy)
-            _convolve.replan()  # verdicts are new
+            _convolve.replan()  # there are new verdicts
         if endangered:
             _doors.close()
             if current.protect:
@@ -226,7 +226,7 @@ def _prepare(current: _Enabled) -> None:
 
 
 def _say_what_is_planned(chosen: Settings, devices: tuple[str, ...]) -> None:
-    """Says so where nothing is."""
+    """Says so if nothing is planned."""
     if devices:
         return
     if state().machine.affected and not torch.cuda.is_available():
@@ -238,7 +238,7 @@ def _say_what_is_planned(chosen: Settings, devices: tuple[str, ...]) -> None:
 
 
 def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
-    """The RDNA1 cards among what torch sees, by number; each has its own canaries."""
+    """The RDNA1 cards that torch sees, by number; each has its own canaries."""
     current = state()
     if not current.machine.affected:
         return []
@@ -250,14 +250,15 @@ def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
 
 
 def _amd_devices(devices: tuple[str, ...]) -> list[int]:
-    """GPUs of a torch for ROCm, affected or not: our kernels were compiled for such chips and rarely seen there."""
+    """GPUs of a torch for ROCm, affected or not. Our kernels are compiled for such chips but were rarely seen to run
+    there."""
     if "cuda" not in devices or torch.version.hip is None or not torch.cuda.is_available():
         return []
     return list(range(torch.cuda.device_count()))
 
 
 def _say_what_stays_unsafe() -> None:
-    """Our kernels are compiled for the true chip; what is below them in a spoofed process is not."""
+    """Our kernels are compiled for the true chip; in a spoofed process, the code below them is not."""
     if is_unshielded():
         say(
             "HSA_OVERRIDE_GFX_VERSION is set and the shield is off: unhang's own kernels are safe on this chip, "
@@ -268,19 +269,19 @@ def _say_what_stays_unsafe() -> None:
 
 
 def _devices(strategy: str, *, affected: bool) -> tuple[str, ...]:
-    """The device types whose tensors a strategy is for, where nobody says."""
+    """The default device types of a strategy."""
     if torch.cuda.is_available():
         return ("cuda",) if affected or strategy != "auto" else ()
     return ("cpu",) if strategy == "cpu_fallback" else ()
 
 
-# MIOpen's variables, as they were.
+# The original values of MIOpen's variables.
 _variables_before: dict[str, str | None] = {}
 
 
 def _narrow_to_implicit_gemm() -> None:
-    """Switches every other solver family of MIOpen's off: a variable that is 0 does that, and setting 1 does nothing.
-    Says so when MIOpen may already have read its variables."""
+    """Turns off every other solver family of MIOpen. The value 0 does that; the value 1 does nothing. Says so if MIOpen
+    may already have read its variables."""
     if torch.version.hip is not None and torch.cuda.is_initialized():
         warn_once(
             "the GPU was in use before MIOpen's other solver families could be switched off: MIOpen reads its "
@@ -314,7 +315,7 @@ def disable() -> None:
 
 
 def _switch_off() -> None:
-    """Undoes what :func:`enable` did, also where it did not get to its end."""
+    """Undoes what :func:`enable` did, even if it did not finish."""
     global _enabled
     _enabled = _dispatch.process_settings = None
     _dispatch.deactivate()
@@ -323,7 +324,7 @@ def _switch_off() -> None:
 
 
 def _give_back() -> None:
-    """Restores what of the process nobody needs changed any longer."""
+    """Restores what nobody in the process needs changed any longer."""
     global _cudnn_before
     left = [*_blocks, *([] if _enabled is None else [_enabled])]
     rehearsed = {device for it in left if it.rehearse for device in it.devices}

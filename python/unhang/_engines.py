@@ -1,10 +1,10 @@
-"""How each engine computes a convolution on torch's tensors, and whose fault an error of one is.
+"""How each engine computes a convolution on torch's tensors, and whose fault its errors are.
 
-All of this runs below autograd: tensors come in without a graph and go out without one. An engine has two entries,
-``forward`` and ``backward``; the latter computes the gradients that the mask asks for (input, weight, bias). An engine
-may leave the bias's to its caller: it is a plain sum.
+All of this runs below autograd: tensors have no graph on entry and none on return. An engine has two entries,
+``forward`` and ``backward``; the latter computes the gradients that the mask requests (input, weight, bias). An engine
+may leave the bias's to its caller, because it is a plain sum.
 
-Tensors arrive four-dimensional; 1-d convolutions have been given a height of one before.
+Tensors arrive four-dimensional; 1-d convolutions have already got a height of one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import torch
 
 from unhang import _boundary, _core, _doors
 from unhang._state import renewed_after_fork, threads
+from unhang._talk import is_of_a_handler
 
 Tensor = torch.Tensor
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 Mask = tuple[bool, bool, bool]
 
 _KEY = torch._C.DispatchKey.CompositeExplicitAutograd
-# The kernels that torch would have run, called past the dispatcher so that ours is not called again.
+# The kernels that torch would have run. They are called past the dispatcher, so that ours is not called again.
 _original_forward = torch.ops.aten._convolution.default._op_dk
 _original_backward = torch.ops.aten.convolution_backward.default._op_dk
 
@@ -35,7 +36,7 @@ DATA_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"
 
 
 class Geometry(NamedTuple):
-    """Everything about a convolution but its tensors, in the order of torch's own arguments."""
+    """Everything about a convolution except its tensors, in the order of torch's own arguments."""
 
     stride: list[int]
     padding: list[int]
@@ -46,32 +47,32 @@ class Geometry(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What an engine must know of a convolution apart from its tensors: one value, made once for all calls."""
+    """What an engine must know about a convolution apart from its tensors: one value, created once for all calls."""
 
     problem: _core.Problem
-    #: How the result is laid out.
+    #: The layout of the result.
     memory_format: torch.memory_format
     padding: list[int]
     #: Where the tensors live, and whether they stand for a described card's.
     device: str = "cpu"
     rehearsed: bool = False
-    #: Whether the card that would compute is one of those that the vendor left behind.
+    #: Whether the card that would compute is affected.
     affected: bool = False
-    #: Whether the tensors are the problem's own, whole, and lie where and as our CPU engine wants them. Part of what a
-    #: route is looked up by; whoever hands parts of them on says no.
+    #: Whether the tensors are the problem's own, whole, and where and how our CPU engine needs them. It is part of a
+    #: route's key. Whoever passes on parts of them sets it to False.
     ready: bool = False
-    #: The most bytes of workspace that our GPU kernels may take, and whether candidates for them are to be measured.
+    #: The most bytes of workspace for our GPU kernels, and whether to measure candidates for them.
     workspace_limit: int = 0
     tune: bool = False
 
     @property
     def key(self) -> str:
-        """The problem's key; asking for it makes a new text each time."""
+        """The problem's key; each access creates a new text."""
         return self.problem.key
 
 
 class Engine(Protocol):
-    """What computes a convolution on torch's tensors."""
+    """Computes convolutions on torch's tensors."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         """The output."""
@@ -79,17 +80,17 @@ class Engine(Protocol):
     def backward(
         self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
-        """The gradients of input, weight and bias that the mask asks for; the bias's may be left out."""
+        """The gradients of input, weight and bias that the mask requests; the bias's may be left out."""
 
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
-    """Where engines compute: as when the dispatcher calls them, autograd's kernels being past."""
+    """The context in which engines compute: as when the dispatcher calls them, below autograd's kernels."""
     guard = torch._C._AutoDispatchBelowAutograd()
     if hasattr(guard, "__enter__"):
         with guard:
             yield
-    else:  # before torch 2 the object itself is the guard
+    else:  # before torch 2, the object itself is the guard
         try:
             yield
         finally:
@@ -102,7 +103,7 @@ def deterministic() -> bool:
 
 
 class AtenEngine:
-    """Torch's own kernels, the vendor's library off. On CPU tensors: what torch does by itself."""
+    """Torch's own kernels, with the vendor's library off. On CPU tensors, this is what torch does by itself."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, False, False, False, True)
@@ -118,7 +119,7 @@ class AtenEngine:
 
 
 class MiopenEngine:
-    """Torch with AMD's convolution library; on an affected card never with its exhaustive search."""
+    """Torch with AMD's convolution library; on an affected card, never with its exhaustive search."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         with _boundary.planned(), _doors.open_for_this_thread():
@@ -135,16 +136,16 @@ class MiopenEngine:
 
 
 def _may_search(task: Task) -> bool:
-    """Whether the vendor's library may time its own kernels, as the user set it: on an affected card some hang."""
+    """Whether the vendor's library may time its own kernels, as the user set it: on an affected card, some hang."""
     return torch.backends.cudnn.benchmark and not (task.affected or task.rehearsed)
 
 
 class CpuEngine:
-    """Ours, on the CPU. Tensors of an accelerator are copied there and the result back; no parameter is moved."""
+    """Our CPU engine. Tensors of an accelerator are copied to the CPU and the result back; no parameter is moved."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         if task.ready:
-            # The short way of a repeated convolution on CPU tensors.
+            # The shortcut for a repeated convolution on CPU tensors.
             return run_on_cpu(task.problem, input, weight, bias, task.memory_format)
         problem = problem_of(task, input, weight, geometry)
         return _copy_and_run_cpu(task, problem, input, weight, bias).to(input.device)
@@ -173,7 +174,7 @@ def problem_of(task: Task, input: Tensor, weight: Tensor, geometry: Geometry) ->
 def make_problem(
     input: Tensor, weight: Tensor, geometry: Geometry, direction: str, memory_format: torch.memory_format
 ) -> _core.Problem:
-    """The problem that these tensors are; raises ``ValueError`` where they make none that our engines know."""
+    """The problem of these tensors. Raises ``ValueError`` if our engines do not know it."""
     return _core.Problem(
         tuple(input.shape),
         tuple(weight.shape),
@@ -185,10 +186,10 @@ def make_problem(
 
 
 def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> torch.memory_format:
-    """How torch lays out the result, of the forward and of the gradients: by the order of the operands' strides, gaps
-    or none, and by which of its kernels it would take. Compiled graphs rely on it."""
+    """Torch's layout of the result, of the forward and of the gradients. It depends on the order of the operands'
+    strides, with or without gaps, and on the kernel that torch would choose. Compiled graphs rely on it."""
     last = torch.channels_last_3d if input.dim() == 5 else torch.channels_last
-    # Torch makes the input of a 1-d convolution contiguous before it adds a height, and takes the weight as it is.
+    # Torch makes the input of a 1-d convolution contiguous before it adds a height, but leaves the weight unchanged.
     flat = input.dim() == 3
     wide = with_height(weight) if flat else weight
     if not _is_channels_last(wide) and (flat or not _is_channels_last(input)):
@@ -201,8 +202,8 @@ def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometr
             found: torch.memory_format = torch._C._conv_determine_backend_memory_format(input, wide, backend)
             return last if found is last else torch.contiguous_format
         if input.device.type == "cuda":
-            # It depends on the vendor's library, its variables and the process's flags, and with that library off a
-            # compiled graph expects another layout than torch's own kernel gives: what the graph expects counts.
+            # It depends on the vendor's library, its variables and the process's flags. With that library off, a
+            # compiled graph expects another layout than torch's own kernel returns; the graph's expectation counts.
             from torch._subclasses import FakeTensorMode
 
             with FakeTensorMode() as mode:
@@ -212,11 +213,12 @@ def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometr
                 is_last = predicted.stride() == (expected.squeeze(2) if flat else expected).stride()
             return last if is_last else torch.contiguous_format
         if (flat and geometry.transposed) or input.dim() == 5:
-            # Before it had that function torch's kernels for these went by the input, which is contiguous here, or knew
-            # no other layout.
+            # Before torch had that function, its kernels for these followed the input, which is contiguous here, or
+            # knew no other layout.
             return torch.contiguous_format
-    except Exception:
-        pass  # a torch without it, or arguments that it refuses: it will say so
+    except Exception as error:  # a torch without it, or arguments that it rejects: it will report that itself
+        if is_from_outside(error, of_engine=False):
+            raise
     return last
 
 
@@ -226,8 +228,7 @@ def with_height(tensor: Tensor) -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Whether torch takes a tensor's strides for those of channels_last or channels_last_3d, as its own tests have
-    it."""
+    """Whether torch takes a tensor's strides for channels_last or channels_last_3d, by its own rules."""
     if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
     shape, strides = tensor.shape, tensor.stride()
@@ -236,7 +237,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
         if shape[dimension] == 0 or strides[dimension] < least:
             return False
         if dimension == 0 and least == strides[1]:
-            return False  # N111 and the like could be either: torch says contiguous
+            return False  # N111 and similar could be either: torch says contiguous
         least = strides[dimension] * max(shape[dimension], 1)
     return True
 
@@ -251,8 +252,8 @@ if hasattr(torch._C, "_data_address"):
     _storage_of: Callable[[Tensor], int] = torch._C._data_address
 
     def address_of(tensor: Tensor) -> int:
-        """The address of a tensor's first element, for reading. Torch's own ``data_ptr()`` is for writing too, and so
-        copies what is shared until somebody writes it."""
+        """The address of a tensor's first element, for reading. Torch's own ``data_ptr()`` also allows writing, so it
+        copies memory that is shared until written."""
         return _storage_of(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 else:  # before torch 2.3
@@ -263,7 +264,7 @@ else:  # before torch 2.3
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """A dense tensor where its elements are aligned: in somebody else's buffer they need not be."""
+    """A dense tensor with aligned elements: in somebody else's buffer they may not be."""
     return tensor if address_of(tensor) % tensor.element_size() == 0 else tensor.clone()
 
 
@@ -276,11 +277,11 @@ def run_on_cpu(
     *,
     by_definition: bool = False,
 ) -> Tensor:
-    """On dense CPU tensors of that memory format; by definition, if another engine is to be judged by it."""
+    """Computes on dense CPU tensors of that memory format; by definition, if the result judges another engine."""
     if memory_format is torch.contiguous_format:
         result = first.new_empty(problem.result_shape)
     else:
-        result = torch.empty(problem.result_shape, dtype=first.dtype, memory_format=memory_format)
+        result = torch.empty(problem.result_shape, dtype=first.dtype, device=first.device, memory_format=memory_format)
     if bias is not None:
         bias = aligned(bias.contiguous())
     first, second = aligned(first), aligned(second)
@@ -306,11 +307,11 @@ def call_original_backward(
     *,
     vendor: bool | None = None,
 ) -> Gradients:
-    """Torch's own gradients, as the process's flags are set; ``vendor`` as in :func:`call_original_forward`."""
+    """Torch's own gradients, with the process's flags; ``vendor`` as in :func:`call_original_forward`."""
     if vendor is not None and torch.backends.cudnn.enabled is not vendor:
         with vendor_library(on=vendor):
             return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
-    if bias_sizes is None and mask[2]:
+    if bias_sizes is None and mask[2] and len(grad_output.shape) > 1:
         bias_sizes = [grad_output.shape[1]]
     with _device_of(grad_output):
         gradients = _original_backward(_KEY, grad_output, input, weight, bias_sizes, *geometry, list(mask))
@@ -319,8 +320,8 @@ def call_original_backward(
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
-    """Makes a tensor's accelerator the current one. For gradients torch has a kernel on CUDA's key that does so, and
-    ours has taken its place; in the forward direction torch's kernels do it themselves."""
+    """Makes a tensor's accelerator the current one. For gradients, torch has a kernel on CUDA's key that does so, and
+    ours replaces it. In the forward direction, torch's kernels do it themselves."""
     if tensor.device.type != "cuda" or tensor.device.index == torch.cuda.current_device():
         return _NOTHING
     return torch.cuda.device(tensor.device)
@@ -329,8 +330,8 @@ def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
 def call_original_forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, vendor: bool | None = None
 ) -> Tensor:
-    """What torch would have done by itself, with the process's flags as the user set them; ``vendor`` decides whether
-    the vendor's library is one of those that may compute, whatever the flag says."""
+    """What torch would have done by itself, with the user's flags. ``vendor`` decides whether the vendor's library may
+    compute, whatever the flag says."""
     benchmark, same, enabled, tf32 = NO_FLAGS if input.device.type == "cpu" else process_flags()
     enabled = enabled if vendor is None else vendor
     return call_with_flags(input, weight, bias, geometry, (benchmark, same, enabled, tf32))
@@ -342,7 +343,7 @@ def cudnn_flags() -> tuple[bool, bool]:
 
 
 def set_cudnn_flags(enabled: bool, benchmark: bool) -> None:
-    """Sets both below ``torch.backends``, whose setters raise after ``torch.backends.disable_global_flags()``."""
+    """Sets both below ``torch.backends``, because its setters raise after ``torch.backends.disable_global_flags()``."""
     torch._C._set_cudnn_enabled(enabled)
     torch._C._set_cudnn_benchmark(benchmark)
 
@@ -352,16 +353,15 @@ NO_FLAGS = (False, False, False, False)
 
 
 def process_flags() -> tuple[bool, bool, bool, bool]:
-    """What torch itself hands on with a convolution: benchmark, deterministic, vendor's library enabled, TF32
-    allowed."""
+    """What torch itself passes with a convolution: benchmark, deterministic, vendor's library enabled, TF32 allowed."""
     return torch._C._get_cudnn_benchmark(), deterministic(), torch._C._get_cudnn_enabled(), allows_tf32()
 
 
 def call_with_flags(
     input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Sequence[Any], flags: Sequence[bool]
 ) -> Tensor:
-    """What torch would have done by itself for a call with these flags. Torch for HIP calls an op of MIOpen's where the
-    third is set, which would call this again if it were replaced."""
+    """What torch would have done by itself for a call with these flags. If the third is set, torch for HIP calls a
+    MIOpen op, which would call this again if it were replaced."""
     output: Tensor
     if flags[2] and _doors.are_closed():
         with _doors.open_for_this_thread():
@@ -374,7 +374,7 @@ def call_with_flags(
 if hasattr(torch._C, "_get_fp32_precision_getter"):
 
     def allows_tf32() -> bool:
-        """Whether convolutions may round to TF32. Where the newer interface was used, the older one's flag raises."""
+        """Whether convolutions may round to TF32. After use of the newer interface, the older one's flag raises."""
         return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")
 
 else:  # before torch 2.9
@@ -389,11 +389,11 @@ _flag_lock = renewed_after_fork(__name__, "_flag_lock", threading.RLock)
 
 @contextmanager
 def vendor_library(*, on: bool, benchmark: bool = False) -> Iterator[None]:
-    """Switches torch's use of the vendor's convolution library on or off for one call.
+    """Turns torch's use of the vendor's convolution library on or off for one call.
 
-    Torch has no argument for it in the backward direction and the flag is the process's: while this is held, another
-    thread's convolutions *outside* unhang, batch norms and RNNs see it too. The lock keeps our own calls apart. A
-    generator, since an exception from outside may arrive at any time: what began it also ends it.
+    Torch has no argument for this in the backward direction, and the flag belongs to the process. While this is held,
+    another thread's convolutions *outside* unhang, batch norms and RNNs see it too. The lock keeps our own calls apart.
+    This is a generator, because an outside exception may arrive at any time: what began the change also ends it.
     """
     wanted = (on, benchmark)
     with _flag_lock:
@@ -407,10 +407,10 @@ def vendor_library(*, on: bool, benchmark: bool = False) -> Iterator[None]:
                 set_cudnn_flags(*before)
 
 
-# ---- whose fault an error is: only an engine's own is held against it ----
+# ---- whose fault an error is: only an engine's own counts against it ----
 
-# What a driver says when every later call fails too, whoever caused it: a device-side assert of the user's, a kernel
-# that wrote past its end earlier. (The names of CUDA's and HIP's errors, and torch's texts for them.)
+# A driver's messages when every later call fails too, whoever caused it: a device-side assert of the user's, or a
+# kernel that wrote past its end earlier. (The names of CUDA's and HIP's errors, and torch's texts for them.)
 _STICKY = (
     "device-side assert",
     "illegal memory access",
@@ -425,37 +425,55 @@ _STICKY = (
 
 
 class Fault(enum.Enum):
-    """Who caused an error, and so what follows from it."""
+    """Who caused an error, and what follows from it."""
 
-    #: The engine failed: the next one is asked, and this one not again.
+    #: The engine failed: the next one is tried, and this one not again.
     ENGINES = "engine's"
-    #: Circumstances, or an engine that began nothing: the next one is asked, and nothing is held against this one.
+    #: Circumstances, or an engine that began nothing: the next one is tried, and this one is not blamed.
     NOBODYS = "nobody's"
-    #: The program's memory is short, or the device has failed for everybody: the caller gets the error as it is.
+    #: The program is out of memory, the device has failed for everybody, or the error is the program's own: the caller
+    #: gets it unchanged.
     CALLERS = "caller's"
 
 
-def fault_of(error: Exception, device: torch.device) -> Fault:
-    """Whose fault an error is that an engine raised on a device."""
-    text = str(error).lower()
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return Fault.CALLERS
+def fault_of(error: BaseException, device: torch.device) -> Fault:
+    """Whose fault an engine's error on a device is."""
     if isinstance(error, _core.GpuDeclined):
-        return Fault.NOBODYS  # it began nothing: it may take the next call
+        return Fault.NOBODYS  # it began nothing, so it may take the next call
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or is_from_outside(error):
+        return Fault.CALLERS
+    text = str(error).lower()
     if "out of memory" in text or "out_of_memory" in text or "outofmemory" in text or "can't allocate memory" in text:
-        # The driver's own memory, for kernels of ours that it loads: another engine's may be loaded already.
+        # The driver's own memory, for our kernels that it loads: another engine's may already be loaded.
         return Fault.NOBODYS if isinstance(error, _core.GpuFailure) else Fault.CALLERS
     if any(words in text for words in _STICKY) or not is_sound(device):
         return Fault.CALLERS
     return Fault.ENGINES
 
 
+def is_from_outside(error: BaseException, *, of_engine: bool = True) -> bool:
+    """Whether an error is the program's own and only came up while our code ran: its limit or filter, its
+    class of errors (as another thread may raise here), or what its signal handler raised. What its filter makes of a
+    warning is its own if an engine warns, not if our planning does."""
+    if isinstance(error, _core.Panic):
+        return False
+    if isinstance(error, Warning):
+        return of_engine
+    if isinstance(error, RecursionError):
+        return True
+    if type(error).__module__.partition(".")[0] not in ("builtins", "torch", "unhang"):
+        return True
+    return is_of_a_handler(error)
+
+
 def is_sound(device: torch.device) -> bool:
-    """Whether a device still takes work; after a sticky error no engine can compute on it. Does not wait."""
+    """Whether a device still accepts work; after a sticky error no engine can compute on it. Does not wait."""
     if device.type != "cuda":
         return True
     try:
         torch.cuda.current_stream(device).query()
-    except Exception:
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
         return False
     return True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,20 +26,20 @@ _CONFIG = "_unhang_config"
 _TOKEN = "_unhang_token"
 _ORIGINAL = "_unhang_original_class"
 
-# At every forward of every layer, which is counted inside of it. A `with` and no `try`: Ctrl-C may arrive between what
-# begins a forward and a `try`, and the thread would be in the layer for ever.
+# Used at every forward of every layer, and counted inside it. It is a `with` and not a `try`: Ctrl-C may arrive between
+# the beginning of a forward and a `try`, and the thread would be in the layer for ever.
 _counts_of = _statistics.counts_of
 
 
 def _settings_of(config: Any) -> Settings:
-    """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for what is on in the process."""
+    """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for the process's."""
     if config is None:
         return _dispatch.settings_here() or Settings()
     return settings_from(config, "config")
 
 
 def _configure(module: nn.Conv2d, config: Any) -> None:
-    """Gives a layer its settings; and their text, for graphs, whose makers know texts."""
+    """Gives a layer its settings, and their text for graphs, which can hold texts."""
     module.__dict__[_CONFIG] = config
     if config is None:
         module.__dict__.pop(_TOKEN, None)
@@ -53,12 +54,18 @@ class SafeConv2d(nn.Conv2d):
     process's settings. Its backward keeps the layer's settings, on whichever thread autograd runs it.
     """
 
-    # What torch.jit.script must not look at: it sees an nn.Conv2d.
+    # Hidden from torch.jit.script, which sees an nn.Conv2d.
     __jit_unused_properties__ = ("config",)
 
     def __init__(self, *arguments: Any, config: Any = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         _configure(self, config)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keeps a class made here for a patched layer from what its family does with new classes, such as entering them
+        in a registry."""
+        if cls.__module__ != __name__:
+            super().__init_subclass__(**options)
 
     @property
     def config(self) -> Any:
@@ -73,42 +80,88 @@ class SafeConv2d(nn.Conv2d):
         original = self.__dict__.get(_ORIGINAL)
         if original is None or type(self) is SafeConv2d or _is_parametrizing(type(self)):
             return super().__reduce_ex__(protocol)
-        # A patched subclass has a class that was made here and that no import would find.
-        return _rebuild, (original,), self.__dict__.copy()
+        # The class of a patched subclass was created here, and no import would find it.
+        make, arguments, *rest = cast(tuple[Any, ...], super().__reduce_ex__(max(protocol, 2)))
+        make = original if make is type(self) else make
+        if arguments and arguments[0] is type(self):
+            arguments = (original, *arguments[1:])
+        return _rebuild, (self.config, make, *arguments), *rest
+
+
+# Torch's skip_init looks for `device` among the names of the arguments.
+_PLAIN = inspect.signature(nn.Conv2d.__init__)
+_CONFIG_ARGUMENT = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
+SafeConv2d.__init__.__signature__ = _PLAIN.replace(  # type: ignore[attr-defined]
+    parameters=[*_PLAIN.parameters.values(), _CONFIG_ARGUMENT]
+)
 
 
 def _scriptable(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that does what the replacement does, and that torch.jit.script takes for the original: it reads the
-    source of what is wrapped, and looks names up where the function says that it lives."""
+    """A method that does what the replacement does, and that torch.jit.script takes for the original: script reads the
+    source of what is wrapped, and looks names up in the module that the function names."""
 
     def _conv_forward(self: Any, input: Any, weight: Any, bias: Any) -> Any:
         return replacement(self, input, weight, bias)
 
-    def forward(self: Any, input: Any, output_size: Any) -> Any:
-        return replacement(self, input, output_size)
+    def forward(self: Any, *inputs: Any, **options: Any) -> Any:
+        return replacement(self, *inputs, **options)
 
     like = forward if original.__name__ == "forward" else _conv_forward
-    home, defaults = original.__globals__, original.__defaults__
-    made = types.FunctionType(like.__code__, home, original.__name__, defaults, like.__closure__)
+    home = original.__globals__
+    made = types.FunctionType(like.__code__, home, original.__name__, None, like.__closure__)
     return functools.update_wrapper(made, original)
 
 
 def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes as torch does, by this layer's settings: torch's own op, so that autocast, torch.func, forward gradients
-    and everything else are torch's too. A graph that is being recorded gets our op, which holds the settings."""
+    """Computes as torch does, with this layer's settings. It calls torch's own op, so that autocast, torch.func,
+    forward gradients and everything else work as in torch. A graph that is being recorded gets our op, which holds the
+    settings."""
     if _is_recording():
         return _recorded(self, input, weight, bias)
-    if _is_compiling():  # an export: torch's own, and a thread-local has no place in it
+    if _is_compiling():  # an export uses torch's own op, and cannot contain a thread-local
         exported: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
         return exported
+    computed: Tensor = _with_settings(self, input, super(SafeConv2d, self)._conv_forward, (input, weight, bias), {})
+    return computed
+
+
+def _safe_own_forward(self: SafeConv2d, *inputs: Any, **options: Any) -> Any:
+    """The forward of a subclass that has its own. What it computes by itself, and not by ``_conv_forward``, has the
+    layer's settings too. In a graph that is being recorded it is torch's own op."""
+    own = super(SafeConv2d, self).forward
+    if _is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return own(*inputs, **options)
+    first = next(_tensors_in((inputs, options)), None)
+    return _with_settings(self, first, own, inputs, options)
+
+
+def _with_settings(
+    self: SafeConv2d,
+    first: Tensor | None,
+    compute: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """Computes with this layer's settings, and leaves them in the graph of the result's gradients."""
     settings = _settings_of(self.config)
-    if isinstance(input, Tensor) and input.device.type in _dispatch.KEYS:
-        _dispatch.register(input.device.type)
+    device = first.device.type if isinstance(first, Tensor) else ""
+    if device in _dispatch.KEYS:
+        _dispatch.register(device)
+    begin = _next_node()
     with _counts_of(self).by(settings):
-        output: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
-    if _dispatch.active.get(weight.device.type) is not settings:
-        _carry(output, settings)
+        output = compute(*inputs, **options)
+    if first is not None and _dispatch.active.get(device) is not settings:
+        _carry(output, settings, begin)
     return output
+
+
+def _tensors_in(found: Any, depth: int = 4) -> Iterator[Tensor]:
+    """The tensors in lists, tuples and dictionaries, which may contain themselves."""
+    if isinstance(found, Tensor):
+        yield found
+    elif depth > 0 and isinstance(found, (list, tuple, dict)):
+        for it in found.values() if isinstance(found, dict) else found:
+            yield from _tensors_in(it, depth - 1)
 
 
 SafeConv2d._conv_forward = _scriptable(nn.Conv2d._conv_forward, _safe_forward)  # type: ignore[method-assign]
@@ -118,7 +171,7 @@ def _recorded(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | No
     padding = self.padding
     lower = _autocast_type(input)
     if input.dim() not in (3, 4) or input.device.type not in _dispatch.KEYS or input.is_complex():
-        # What our engines do not know, or torch's own words for what is wrong.
+        # Something that our engines do not know, or torch's own error message.
         plain: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
         return plain
     if self.padding_mode != "zeros":
@@ -130,7 +183,7 @@ def _recorded(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | No
     if lower is not None:
         input, weight = input.to(lower), weight.to(lower)
         bias = None if bias is None else bias.to(lower)
-    # Without a token a graph follows whoever runs it: a text in it would be compiled again for every other one.
+    # Without a token, a graph follows whoever runs it; a text in it would cause a compilation for every other one.
     token = self.__dict__.get(_TOKEN, "")
     geometry = (list(self.stride), list(padding), list(self.dilation), False, [0, 0], self.groups)
     output: Tensor = torch.ops.unhang.convolution(
@@ -140,8 +193,8 @@ def _recorded(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | No
 
 
 def _autocast_type(input: Tensor) -> torch.dtype | None:
-    """The type that autocast computes convolutions of this input in, if it is on: torch does not do it for our op.
-    Double precision is left as it is."""
+    """The type in which autocast computes convolutions of this input, if it is on: torch does not do that for our op.
+    Double precision stays."""
     device = input.device.type
     if input.dtype is torch.float64:
         return None
@@ -152,15 +205,19 @@ def _autocast_type(input: Tensor) -> torch.dtype | None:
     return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
-def _rebuild(original: type[nn.Conv2d]) -> nn.Conv2d:
-    safe = _safe_class(original)
-    return safe.__new__(safe)
+def _rebuild(config: Any, make: Callable[..., nn.Conv2d], *arguments: Any) -> nn.Conv2d:
+    """A patched layer from what its own class returned to be copied or saved by."""
+    module = make(*arguments)
+    if isinstance(module, nn.Conv2d) and not isinstance(module, SafeConv2d):
+        _patch(module, config)
+    return module
 
 
 def _pad_as_named(
     input: Tensor, padding: str, kernel: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Numbers for ``padding="valid"`` and ``"same"``; where "same" is uneven the odd zero goes behind, as in torch."""
+    """Numbers for ``padding="valid"`` and ``"same"``. If "same" is uneven, the odd zero goes at the end, as in
+    torch."""
     if padding == "valid":
         return input, (0, 0)
     totals = [spread * (taps - 1) for taps, spread in zip(kernel, dilation)]
@@ -169,46 +226,48 @@ def _pad_as_named(
     return input, (totals[0] // 2, totals[1] // 2)
 
 
-# As long as somebody has a layer of it: a class that was made for a subclass of the user's keeps that alive.
+# Kept as long as somebody has such a layer: a class created for a user's subclass keeps that subclass alive.
 _safe_classes: weakref.WeakValueDictionary[type[nn.Conv2d], type[nn.Conv2d]] = weakref.WeakValueDictionary()
 _safe_classes[nn.Conv2d] = SafeConv2d
 
 
 def _safe_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
-    """The class of a patched layer: for a subclass of ``nn.Conv2d`` one between it and its own behaviour."""
+    """The class of a patched layer; for a subclass of ``nn.Conv2d``, one between it and its own behaviour."""
     safe = _safe_classes.get(original)
     if safe is None:
-        safe = type(f"Safe{original.__name__}", (SafeConv2d, original), {"__module__": __name__})
-        _safe_classes[original] = safe
+        members: dict[str, Any] = {"__module__": __name__}
+        if isinstance(original.forward, types.FunctionType) and original.forward is not nn.Conv2d.forward:
+            members["forward"] = _scriptable(original.forward, _safe_own_forward)
+        safe = _safe_classes[original] = type(f"Safe{original.__name__}", (SafeConv2d, original), members)
     return safe
 
 
 def _is_parametrizing(kind: type) -> bool:
-    """Whether torch made a class for one parametrized layer: over the layer's own, with a property for each tensor."""
+    """Whether torch created a class for one parametrized layer: above the layer's own, with a property per tensor."""
     return kind.__module__ == "torch.nn.utils.parametrize" and len(kind.__bases__) == 1
 
 
 def _with_base(kind: type, base: type) -> type:
-    """A class that torch made for a parametrized layer, over another class than the layer's own."""
+    """A class that torch created for a parametrized layer, above another class than the layer's own."""
     members = {name: it for name, it in vars(kind).items() if name not in ("__dict__", "__weakref__")}
     return type(kind.__name__, (base,), members)
 
 
 def _exchange(module: nn.Module, kind: type) -> None:
-    """Gives a layer another class; its parametrizations stay above it."""
+    """Changes a layer's class; its parametrizations stay above it."""
     current = type(module)
     module.__class__ = _with_base(current, kind) if _is_parametrizing(current) else kind
 
 
 def _own_class(module: nn.Module) -> type:
-    """A layer's class without what torch puts above it for its parametrizations."""
+    """A layer's class without the one that torch puts above it for parametrizations."""
     kind = type(module)
     return kind.__bases__[0] if _is_parametrizing(kind) else kind
 
 
 def _teach_fusing() -> None:
-    """Has ``torch.ao.quantization.fuse_modules`` take a :class:`SafeConv2d` for the ``nn.Conv2d`` that it is: torch
-    looks the very class up in a table. What comes out is safe again."""
+    """Makes ``torch.ao.quantization.fuse_modules`` treat a :class:`SafeConv2d` as the ``nn.Conv2d`` that it is: torch
+    looks the exact class up in a table. The result is safe again."""
     mappings = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
     for table in ("_DEFAULT_OP_LIST_TO_FUSER_METHOD", "DEFAULT_OP_LIST_TO_FUSER_METHOD"):
         methods = getattr(mappings, table, None)
@@ -238,8 +297,8 @@ _teach_fusing()
 
 
 def _teach_quantizing() -> None:
-    """Has ``torch.ao.quantization``'s ``prepare``, ``prepare_qat`` and ``convert`` take a :class:`SafeConv2d` for the
-    ``nn.Conv2d`` that it is. What comes out is torch's quantized layer, which has no such settings."""
+    """Makes ``torch.ao.quantization``'s ``prepare``, ``prepare_qat`` and ``convert`` treat a :class:`SafeConv2d` as the
+    ``nn.Conv2d`` that it is. The result is torch's quantized layer, which has no such settings."""
     mappings = sys.modules.get("torch.ao.quantization.quantization_mappings")
     for table in ("DEFAULT_STATIC_QUANT_MODULE_MAPPINGS", "DEFAULT_QAT_MODULE_MAPPINGS"):
         targets = getattr(mappings, table, None)
@@ -249,7 +308,7 @@ def _teach_quantizing() -> None:
 
 def _quantizing(target: Any) -> type:
     class Quantized:
-        """Makes torch's quantized layer of a safe one."""
+        """Turns a safe layer into torch's quantized one."""
 
         @staticmethod
         def from_float(mod: nn.Module, **options: Any) -> Any:
@@ -266,8 +325,8 @@ _teach_quantizing()
 
 
 def _teach_tracing(tracer: Any) -> None:
-    """Has FX leave a :class:`SafeConv2d` whole, as it does an ``nn.Conv2d``: it traces into classes that are not
-    torch's, and the layer's settings would be lost."""
+    """Makes FX keep a :class:`SafeConv2d` whole, like an ``nn.Conv2d``: it traces into classes that are not torch's,
+    and the layer's settings would be lost."""
     is_leaf = tracer.is_leaf_module
 
     def is_leaf_module(self: Any, m: nn.Module, module_qualified_name: str) -> bool:
@@ -280,9 +339,9 @@ when_imported("torch.fx", lambda fx: _teach_tracing(fx.Tracer))
 
 
 def _teach_fx(quantize_fx: Any) -> None:
-    """Has ``prepare_fx``, ``prepare_qat_fx``, ``convert_fx`` and ``fuse_fx`` take a :class:`SafeConv2d` for the
-    ``nn.Conv2d`` that it is: torch compares the very class. What ``fuse_fx`` returns is safe again; what is prepared is
-    torch's, and follows the process's settings."""
+    """Makes ``prepare_fx``, ``prepare_qat_fx``, ``convert_fx`` and ``fuse_fx`` treat a :class:`SafeConv2d` as the
+    ``nn.Conv2d`` that it is: torch compares the exact class. What ``fuse_fx`` returns is safe again. What is prepared
+    is torch's, and follows the process's settings."""
     fuse, prepare = quantize_fx._fuse_fx, quantize_fx.prepare
     _teach_tracing(quantize_fx.QuantizationTracer)
 
@@ -300,11 +359,12 @@ def _teach_fx(quantize_fx: Any) -> None:
 
 
 def _with_plain_layers(model: Any) -> Any:
-    """A graph with plain layers in place of safe ones, with the same parameters. The user's own stay as they are."""
+    """A graph with plain layers in place of safe ones, with the same parameters. The user's own layers stay
+    unchanged."""
     called = {node.target for node in model.graph.nodes if node.op == "call_module"}
     for name, module in list(model.named_modules()):
         parent, _, own = name.rpartition(".")
-        # The graph's own, or in a module into which torch fused it; other modules are the user's.
+        # It is the graph's own, or in a module into which torch fused it; other modules are the user's.
         is_fused = parent in called and type(model.get_submodule(parent)).__module__.startswith("torch.")
         if type(module) is SafeConv2d and (name in called or is_fused):
             plain: nn.Module = copy.copy(module)
@@ -333,14 +393,18 @@ def patch_model(model: Model, config: Any = None) -> Model:
         if not isinstance(module, nn.Conv2d) or hasattr(type(module), "cls_to_become"):
             continue
         if not isinstance(module, SafeConv2d):
-            original = _own_class(module)
-            module.__dict__[_ORIGINAL] = original
-            _exchange(module, _safe_class(original))
-            _configure(module, config)
+            _patch(module, config)
         elif config is not None:
             _configure(module, config)
     track(model)
     return model
+
+
+def _patch(module: nn.Conv2d, config: Any) -> None:
+    original = _own_class(module)
+    module.__dict__[_ORIGINAL] = original
+    _exchange(module, _safe_class(original))
+    _configure(module, config)
 
 
 def unpatch_model(model: Model) -> Model:
@@ -362,8 +426,8 @@ def track(model: Model, prefix: str = "") -> Model:
     return model
 
 
-# While unhang is on, plain layers say which of them is computing, so that statistics have layers. By the class and the
-# method that tensors go through.
+# While unhang is on, plain layers announce when they compute, so that statistics have layers. By class, with the method
+# that tensors pass through.
 _ANNOUNCED = (
     (nn.Conv1d, "_conv_forward"),
     (nn.Conv2d, "_conv_forward"),
@@ -376,7 +440,7 @@ _plain: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
 def count_every_layer() -> None:
-    """Has the layers that our engines know announce themselves, and ``nn.Conv2d`` answer ``get_bypass_stats()``."""
+    """Makes the layers that our engines know announce themselves, and ``nn.Conv2d`` answer ``get_bypass_stats()``."""
     for kind, method in _ANNOUNCED:
         if (kind, method) in _plain:
             continue
@@ -387,36 +451,41 @@ def count_every_layer() -> None:
 
 
 def count_no_layer() -> None:
-    """Undoes :func:`count_every_layer`, but for ``get_bypass_stats()``, which still answers for what was counted."""
+    """Undoes :func:`count_every_layer`, except for ``get_bypass_stats()``, which still answers for what was counted."""
     for (kind, method), original in _plain.items():
         setattr(kind, method, original)
     _plain.clear()
 
 
 def _is_recording() -> bool:
-    """Whether a graph is being made whose layers will not be here when it runs. What is exported is torch's own: it may
-    run where unhang is not."""
+    """Whether a graph is being recorded whose layers will not exist when it runs. Exported graphs contain torch's own
+    ops, because they may run without unhang. So do those of ``torch.func``, which knows no rules for ours."""
+    if _is_transforming():
+        return False
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return True
+        onnx = sys.modules.get("torch.onnx")
+        return onnx is None or not onnx.is_in_onnx_export()
     return _is_compiling() and not _is_exporting()
 
 
-# Before torch 2.1 there is none, and nothing compiles.
+# Before torch 2.1 there is no such function, and nothing of torch.func is recorded.
+_is_transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", bool)
+# Before torch 2.1 there is no such function, and nothing compiles.
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 
 
 def _is_exporting() -> bool:
-    # The flag itself: in a torch whose compiler knows the function's answer beforehand (2.11) it is always yes.
+    # Reads the flag itself: in a torch whose compiler fixes the function's answer in advance (2.11), it is always True.
     return bool(getattr(getattr(torch, "compiler", None), "_is_exporting_flag", False))
 
 
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def announce(self: nn.Module, *tensors: Any) -> Any:
-        # A compiled graph has no layers; and a thread-local has no place in one.
+    def announce(self: nn.Module, *inputs: Any, **options: Any) -> Any:
+        # A compiled graph has no layers, and cannot contain a thread-local.
         if _is_compiling():
-            return original(self, *tensors)
+            return original(self, *inputs, **options)
         with _counts_of(self):
-            output = original(self, *tensors)
+            output = original(self, *inputs, **options)
         return output
 
     return _scriptable(original, announce)
@@ -428,47 +497,45 @@ def _get_bypass_stats(self: nn.Module) -> dict[str, Any]:
 
 # ---- a layer's settings in the graph of its gradients ----
 #
-# Backward runs on autograd's own threads, on a weight that may lie elsewhere by then or belong to several layers. So a
-# layer that has settings of its own puts them into the node of the graph that its forward made, and a convolution's
-# gradients are planned by what the node that is being evaluated holds. Gradients of gradients too; derivatives of a
-# higher order than the second go by the process's settings.
+# Backward runs on autograd's own threads, on a weight that may have moved by then or belong to several layers. So a
+# layer with its own settings puts them into the node of the graph that its forward created. A convolution's gradients
+# are planned with the settings of the node that is being evaluated. This includes gradients of gradients; derivatives
+# of a higher order use the process's settings.
 
 _NODES_KEY = "unhang settings"
-# From torch 2.1 on; before, Rust looks settings up by the weight's address.
+# From torch 2.1 on; before that, Rust looks settings up by the weight's address.
 _current_node = getattr(torch._C, "_current_autograd_node", None)
-# Between a layer's result and its convolution: what takes away the batch that an unbatched input was given, and views.
+# The number of the next node that this thread creates; as old as the function above.
+_next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", int)
+# The nodes between a layer's result and its convolution: the removal of the batch that an unbatched input was given,
+# and views.
 _NODES_BETWEEN = 4
 
 
-def _settings_here() -> Settings | None:
-    """The settings in the node that this thread evaluates."""
-    assert _current_node is not None
-    node = _current_node()
-    found: Settings | None = None if node is None else node.metadata.get(_NODES_KEY)
-    return found
-
-
 if _current_node is not None:
-    _core.carry_in_graphs(_settings_here)
+    _core.carry_in_graphs(_current_node, _NODES_KEY)
 
 
-def _carry(output: Any, settings: Settings) -> None:
-    """Puts a layer's settings into the graph of its output."""
+def _carry(output: Any, settings: Settings, begin: int) -> None:
+    """Puts a layer's settings into the graph of its output: into those nodes that its forward created, which begin with
+    that number."""
     if _current_node is None or not isinstance(output, Tensor) or not output.requires_grad:
         return
-    node: Any = output.grad_fn
+    nodes: set[Any] = {output.grad_fn}
     for _ in range(_NODES_BETWEEN):
-        if node is None or node.name() == "ConvolutionBackward0":
-            break
-        node = node.next_functions[0][0] if node.next_functions else None
-    if node is not None and _NODES_KEY not in node.metadata:
-        node.metadata[_NODES_KEY] = settings
-        node.register_hook(functools.partial(_carry_on, settings))
-        _core.carried(False)
+        here = {node for node in nodes if node is not None and node._sequence_nr() >= begin}
+        nodes = set()
+        for node in here:
+            if node.name() != "ConvolutionBackward0":
+                nodes |= {before for before, _ in node.next_functions}
+            elif _NODES_KEY not in node.metadata:
+                node.metadata[_NODES_KEY] = settings
+                node.register_hook(functools.partial(_carry_on, settings))
+                _core.carried(False)
 
 
 def _carry_on(settings: Settings, gradients: Sequence[Tensor | None], _: object) -> None:
-    """Puts them into the graph that a gradient has, where the user asked for one."""
+    """Puts them into the graph of a gradient, if the user requested one."""
     for gradient in gradients:
         node: Any = None if gradient is None else gradient.grad_fn
         if node is not None and node.name() == "ConvolutionBackwardBackward0":

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from unhang import _core
     from unhang._engines import Task
 
-#: What the one-line answers of ``--describe`` and ``--record`` start with.
+#: The prefix of the one-line answers of ``--describe`` and ``--record``.
 _ANSWER = "unhang-probe "
-#: Seconds between two signs of life.
+#: Seconds between two heartbeats.
 _HEARTBEAT = 1.0
-#: Seconds that repeating a convolution to time it may take, and how often it is repeated at most.
+#: The time limit in seconds, and the limit on repetitions, for timing a convolution.
 _TIMING_SECONDS = 0.2
 _TIMING_CALLS = 10
 
 
 class _Wire:
-    """The prober's socket. Lines of several threads do not mix."""
+    """The prober's socket. Lines from several threads do not mix."""
 
     def __init__(self) -> None:
-        # Libraries may read standard input, and children inherit it; neither may come near the socket.
+        # Libraries may read standard input, and children inherit it; neither may touch the socket.
         self._socket = socket.socket(fileno=os.dup(0))
         self._lines = self._socket.makefile("r", encoding="utf-8")
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ def _serve(device: str) -> None:
             else:
                 stage = _stage_teller(wire, request["id"])
                 answer.update(_attempt(request["problem"], request["engine"], device, stage))
-        except Exception as error:  # whatever torch raises: it returned, and says why
+        except Exception as error:  # whatever torch raises, it returned and says why
             answer.update(_failure(error))
         wire.say(**answer)
 
@@ -105,7 +105,8 @@ def _failure(error: Exception) -> dict[str, Any]:
     text = " ".join(str(error).split())[:1000]
     if isinstance(error, _core.GpuDeclined):
         return {"ended": "unsupported", "detail": text}
-    # Our GPU kernels compare their first result themselves, and raise when it is wrong: numbers, and no right ones.
+    # Our GPU kernels compare their first result themselves, and raise if it is wrong: the values exist, but are not
+    # right.
     wrong = getattr(error, "verdict", None) == "wrong"
     return {"ended": "computed" if wrong else "error", "detail": f"{type(error).__name__}: {text}"}
 
@@ -162,7 +163,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
         return found
 
     with below_autograd():
-        # MIOpen compiles and searches, running candidates, inside the first call; the others at most compile.
+        # MIOpen compiles and searches, running candidates, inside the first call; the others compile at most.
         stage("find" if engine_name == "miopen" else "compile")
         began = time.perf_counter()
         if engine_name == "jit":
@@ -185,7 +186,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
 
 
 def _compile(task: Task) -> None:
-    """Has our GPU kernels for this very problem compiled; generic ones would serve in the meantime."""
+    """Compiles our GPU kernels for this exact problem; generic ones would serve in the meantime."""
     import torch
 
     from unhang import _gpu
@@ -195,7 +196,7 @@ def _compile(task: Task) -> None:
 
 
 class _Case:
-    """The tensors of a problem, with numbers that are the same each time."""
+    """The tensors of a problem, with reproducible values."""
 
     def __init__(self, problem: _core.Problem) -> None:
         import torch
@@ -224,7 +225,7 @@ class _Case:
         return self.input, self.grad_output
 
     def expected(self) -> torch.Tensor:
-        """The right result, by our CPU engine."""
+        """The correct result, from our CPU engine."""
         import torch
 
         from unhang import _core
@@ -253,7 +254,7 @@ class _Case:
 
 
 def _wait(device: str) -> None:
-    """Until all that was queued is done, asking again and again: a thread that waits inside the driver says nothing."""
+    """Polls until all queued work is done: a thread that waits inside the driver reports nothing."""
     if device == "cpu":
         return
     import torch
@@ -267,7 +268,7 @@ def _wait(device: str) -> None:
 
 
 def _time(once: Callable[[], torch.Tensor], device: str) -> float:
-    """Seconds of one call when warm: the best of a few."""
+    """Seconds of one warm call: the best of a few."""
     best, spent, calls = math.inf, 0.0, 0
     while calls < _TIMING_CALLS and (spent < _TIMING_SECONDS or calls == 0):
         if device == "cpu":
@@ -288,7 +289,7 @@ def _time(once: Callable[[], torch.Tensor], device: str) -> float:
 
 
 def _compare(found: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, int]:
-    """The largest error of the finite numbers, relative to the largest expected one, and how many are not finite."""
+    """The largest error of the finite values, relative to the largest expected one, and how many are not finite."""
     found, expected = found.double(), expected.double()
     if found.shape != expected.shape:
         raise RuntimeError(f"the result has the shape {tuple(found.shape)} instead of {tuple(expected.shape)}")
@@ -313,13 +314,13 @@ def _describe() -> dict[str, Any]:
 
 
 def _record(model: str, shape: str) -> dict[str, Any]:
-    """Every convolution of a model that goes forward and backward once, on the CPU, with how often it is used."""
+    """Every convolution of a model that runs forward and backward once, on the CPU, with its number of uses."""
     try:
         module, _, factory = model.partition(":")
         sizes = [int(size) for size in shape.split("x")]
         if not factory or not sizes or min(sizes) < 1:
             raise ValueError(f"expected MODULE:FACTORY and a shape such as 1x3x224x224, found {model!r} and {shape!r}")
-        # The model is the user's own, in the folder where they stand. Torch was found elsewhere by then.
+        # The model is the user's own, in the working folder. Torch has been found elsewhere by then.
         importlib.import_module("torch")
         sys.path.append(os.getcwd())
         made = getattr(importlib.import_module(module), factory)()

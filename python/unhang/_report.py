@@ -15,7 +15,7 @@ from unhang._state import state, torch_build
 
 
 class Report:
-    """A picture of this process at one moment."""
+    """A snapshot of this process."""
 
     def __init__(self, data: dict[str, Any], render: Callable[[str], str]) -> None:
         #: Everything, as plain values.
@@ -37,12 +37,12 @@ class Report:
     def html(self, path: str | Path) -> Path: ...
 
     def html(self, path: str | Path | None = None) -> str | Path:
-        """One page that needs nothing else. Written to a file, whole or not at all, if one is named: then its path."""
+        """One self-contained page. If a file is named, writes it completely or not at all, and returns its path."""
         page = self._render("html")
         if path is None:
             return page
         target = Path(path)
-        # A name that nobody else could have taken: the folder may be everybody's.
+        # A name that nobody else could have taken, because the folder may be everybody's.
         handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -55,7 +55,7 @@ class Report:
         return target
 
     def _repr_html_(self) -> str:
-        # In a notebook: in a separate frame, since the page has its own styles and scripts.
+        # In a notebook the page needs a separate frame, because it has its own styles and scripts.
         page = self._render("html").replace("&", "&amp;").replace('"', "&quot;")
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
 
@@ -64,8 +64,8 @@ class Report:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get. Asked of the system where it tells: setting it to ask would, for a
-    moment, hold for other threads."""
+    """The permissions that new files do not get. Read from the system if possible: setting the umask to read it would
+    affect other threads for a moment."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("Umask:"):

@@ -1,6 +1,6 @@
 """What `unhang run` does in each Python that it starts, right after torch was imported: see ``docs/run.md``.
 
-Nothing here may break the program: what goes wrong is said, and the program runs as it would have without.
+Nothing here may break the program: errors are reported, and the program runs as it would have without unhang.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from unhang import _talk
 
-#: The oldest torch whose dispatcher takes our kernels.
+#: The oldest torch whose dispatcher accepts our kernels.
 OLDEST_TORCH = (1, 13)
 
 
@@ -34,7 +34,8 @@ def after_torch() -> None:
         return
     strategy = os.environ.get("UNHANG_STRATEGY") or "auto"
     rehearse = os.environ.get("UNHANG_REHEARSE", "0") not in ("", "0")
-    # Asked of the files: torch itself must not look at the GPU before the program does, which may still choose one.
+    # Reads files only: torch must not look at the GPU before the program does, because the program may still choose
+    # one.
     wanted = _core.Machine.inspect("").affected or strategy != "auto"
     has_accelerator = torch.version.hip is not None or torch.version.cuda is not None
     if not rehearse and not (wanted and has_accelerator):
@@ -42,7 +43,7 @@ def after_torch() -> None:
     if rehearse:
         _enable(strategy, rehearse=True)
     else:
-        # When torch first uses the GPU, and in the process that does: a program that only prepares may still choose a
+        # At torch's first use of the GPU, in the process that uses it: a program that only prepares may still choose a
         # GPU, or fork.
         torch.cuda._lazy_call(lambda: _enable(strategy, devices=("cuda",)))
 
@@ -59,7 +60,7 @@ def _enable(strategy: str, **options: Any) -> None:
 
 
 def _write_summary() -> None:
-    """For the last line of `unhang run`: how many layers each engine computed, by most of their calls."""
+    """For the last line of `unhang run`: the number of layers by the engine that computed most of their calls."""
     folder = os.environ.get("UNHANG_RUN_FOLDER")
     if not folder:
         return
@@ -76,11 +77,11 @@ def _write_summary() -> None:
             with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
                 json.dump({"layers": layers}, file)
     except Exception:
-        pass  # the run is over, or its disk is full: the program has ended well all the same
+        pass  # the run is over, or its disk is full: the program has still ended well
 
 
 def _say_once(name: str, message: str) -> None:
-    """Says something once in a whole run, however many processes it has."""
+    """Prints a message once in a whole run, however many processes it has."""
     folder = os.environ.get("UNHANG_RUN_FOLDER")
     if folder:
         try:

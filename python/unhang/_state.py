@@ -1,4 +1,4 @@
-"""What this process knows: the machine, the store, the session on them. Made on first use, once per process.
+"""What this process knows: the machine, the store, and the session on them. Created on first use, once per process.
 
 A forked child (a DataLoader's worker) gets a separate state, without the store and with one thread: SQLite handles,
 writer threads and thread pools do not survive a fork.
@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -22,11 +22,11 @@ Lock = TypeVar("Lock")
 
 
 class UnhangWarning(RuntimeWarning):
-    """Something that unhang says once."""
+    """A warning that unhang issues once."""
 
 
 class State:
-    """One process's machine, store and session; what torch says of the machine."""
+    """One process's machine, store and session, and what torch says about the machine."""
 
     def __init__(self, *, forked: bool) -> None:
         self.process = os.getpid()
@@ -39,7 +39,7 @@ class State:
             say(notice)
 
     def is_affected(self, index: int) -> bool:
-        """Whether torch's device of that number is an RDNA1 card. A torch for CUDA never computes on one."""
+        """Whether torch's device with that number is an RDNA1 card. A torch for CUDA never computes on one."""
         if not self.machine.affected or torch.version.hip is None:
             return False
         known = self._affected.get(index)
@@ -49,16 +49,16 @@ class State:
 
     @functools.cached_property
     def learns_from_cpu(self) -> bool:
-        """Whether what CPU tensors show may be kept. Evidence is about a machine, and where it has an accelerator it is
-        about that: how torch's CPU kernels fare must not prove its GPU kernels.
+        """Whether observations on CPU tensors may be kept. Evidence is about a machine and, if it has one, about its
+        accelerator: results of torch's CPU kernels must not prove its GPU kernels.
 
-        Asked when it matters: torch's answer fixes which GPUs the process sees, and the program may still choose.
+        Evaluated when needed: torch's answer fixes which GPUs the process sees, and the program may still choose.
         """
         return not self.machine.affected and not torch.cuda.is_available()
 
 
 def torch_build() -> str:
-    """The torch that is here, as it enters the machine's fingerprint: evidence of one build says little of another."""
+    """This torch, as in the machine's fingerprint: evidence about one build says little about another."""
     vendor = (
         f"hip{torch.version.hip}" if torch.version.hip else f"cuda{torch.version.cuda}" if torch.version.cuda else "cpu"
     )
@@ -66,14 +66,14 @@ def torch_build() -> str:
 
 
 def renewed_after_fork(module: str, name: str, make: Callable[[], Lock]) -> Lock:
-    """A lock for a module's variable of that name. A forked child gets a new one: at the moment of the fork another
-    thread of the parent may have held it, and would never let go of the child's copy."""
+    """A lock for a module's variable with that name. A forked child gets a new one. Another thread of the parent may
+    have held it during the fork, and would never release the child's copy."""
     os.register_at_fork(after_in_child=lambda: setattr(sys.modules[module], name, make()))
     return make()
 
 
 class _Awaited:
-    """Finds a module as it would have been found, and acts when it has been imported."""
+    """Finds a module as it would have been found, and acts once it has been imported."""
 
     actions: ClassVar[dict[str, Callable[[Any], None]]] = {}
 
@@ -96,7 +96,7 @@ class _Awaited:
 
 
 def when_imported(name: str, action: Callable[[Any], None]) -> None:
-    """Acts on a module of torch's: now where it is imported already, or else when somebody imports it."""
+    """Acts on a module of torch: now if it is already imported, otherwise when somebody imports it."""
     if name in sys.modules:
         action(sys.modules[name])
         return
@@ -109,7 +109,7 @@ _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 _state: State | None = None
 _forked = False
 _said: set[str] = set()
-# What is said names the convolution, and a program may see ever new sizes.
+# Messages name the convolution, and a program may see ever new sizes.
 _MOST_SAID = 10_000
 
 
@@ -130,7 +130,7 @@ def _make() -> State:
 
 
 def forget() -> None:
-    """Drops the state, after writing what is queued; the next use makes a new one. For tests and `disable`."""
+    """Drops the state after writing what is queued; the next use creates a new one. For tests and `disable`."""
     global _state
     with _lock:
         if _state is not None:
@@ -152,12 +152,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def threads() -> int:
-    """Threads that our CPU engine may use now: torch's own number, and one in a forked child."""
+    """The number of threads that our CPU engine may use now: torch's number, or one in a forked child."""
     return 1 if _forked else torch.get_num_threads()
 
 
 def _is_new(message: str) -> bool:
-    """Whether a message was not said yet; it counts as said from now on."""
+    """Whether a message is new; it counts as printed from now on."""
     if message in _said:
         return False
     if len(_said) >= _MOST_SAID:
@@ -167,7 +167,7 @@ def _is_new(message: str) -> bool:
 
 
 def say(message: str) -> None:
-    """Says something once per process, so that a training log is not flooded."""
+    """Prints a message once per process, so that a training log is not flooded."""
     if _is_new(f"unhang: {message}"):
         _talk.say(message)
 
@@ -178,17 +178,12 @@ def warn_once(message: str) -> None:
         try:
             _talk.warn(message, UnhangWarning)
         except UnhangWarning:
-            # Where warnings are errors: a convolution must not fail for what unhang has to say.
+            # If warnings are errors: a convolution must not fail because of a message from unhang.
             say(message)
 
 
-def refuse(message: str) -> NoReturn:
-    """Raises for a call that asks for what cannot be."""
-    raise RuntimeError(f"unhang: {message}")
-
-
 def settings_from(given: Any, name: str) -> _core.Settings:
-    """The settings that an argument of that name holds: :class:`unhang.Settings`, or a ``Conv2dBypassConfig``."""
+    """The settings in an argument of that name: :class:`unhang.Settings`, or a ``Conv2dBypassConfig``."""
     if isinstance(given, _core.Settings):
         return given
     convert = getattr(given, "settings", None)

@@ -1,4 +1,4 @@
-"""What was computed for which layer. Counting happens in Rust (``unhang-py``'s ``layers.rs``), on both paths."""
+"""What was computed for which layer. Rust counts (``unhang-py``'s ``layers.rs``), on both paths."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Layer:
     __slots__ = ("_more", "_more_bypasses", "counted")
 
     def __init__(self) -> None:
-        #: Counted in Rust, by whichever path a convolution takes.
+        #: Counted in Rust, whichever path a convolution takes.
         self.counted = _core.LayerCounts()
         self._more: dict[tuple[str, str], int] = {}
         self._more_bypasses = 0
 
     @property
     def counts(self) -> dict[tuple[str, str], int]:
-        """Forwards by convolution (empty where torch computed what our engines do not know, and where the layer saw
-        more sizes than are counted separately) and engine."""
+        """Forwards by convolution and engine. The convolution is empty if torch computed something that our engines do
+        not know, or if the layer saw more sizes than are counted separately."""
         counts = self.counted.by_label
         for key, count in self._more.items():
             counts[key] = counts.get(key, 0) + count
@@ -39,16 +39,16 @@ class Layer:
 
     @property
     def bypasses(self) -> int:
-        """Forwards that were not computed by what torch uses by itself."""
+        """Forwards that something other than torch's own choice computed."""
         return self.counted.bypasses + self._more_bypasses
 
     @property
     def settings(self) -> Settings | None:
-        """What the last forward was planned by."""
+        """The settings of the last forward."""
         return self.counted.settings
 
     def add(self, other: Layer) -> None:
-        """Adds another layer's counts, as they are now."""
+        """Adds another layer's current counts."""
         for key, count in other.counts.items():
             self._more[key] = self._more.get(key, 0) + count
         self._more_bypasses += other.bypasses
@@ -67,7 +67,7 @@ class Layer:
         return sum(self.counts.values())
 
     def summary(self, strategy: str) -> dict[str, Any]:
-        """The numbers by the names that the bypass's users know."""
+        """The numbers under the names that the bypass's users know."""
         engines, bypasses = self.engines, self.bypasses
         forwards = sum(engines.values())
         rate = 100.0 * bypasses / forwards if forwards else 0.0
@@ -80,7 +80,7 @@ class Layer:
         }
 
 
-# Beside the modules and not in them: a model that is saved or copied takes no counts along.
+# Kept next to the modules, not in them: a saved or copied model takes no counts along.
 _layers: weakref.WeakKeyDictionary[torch.nn.Module, Layer] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -94,15 +94,16 @@ def layer_of(module: torch.nn.Module) -> Layer:
     return layer
 
 
-# Layers by the module's address, which is quicker to look up: at every forward of every layer.
+# Layers by the module's address, which is quicker to look up, at every forward of every layer.
 _by_address: dict[int, _core.LayerCounts] = {}
 
-# Of modules that are gone: a script that trains in a function has none left when it ends. At most this many are kept.
+# Counts of modules that are gone: a script that trains in a function has no modules left when it ends. At most this
+# many are kept.
 _ended: deque[_core.LayerCounts] = deque(maxlen=4096)
 
 
 def counts_of(module: torch.nn.Module) -> _core.LayerCounts:
-    """Where the forwards of a module are counted."""
+    """The counter for the forwards of a module."""
     counted = _by_address.get(id(module))
     if counted is None:
         counted = layer_of(module).counted
@@ -112,14 +113,14 @@ def counts_of(module: torch.nn.Module) -> _core.LayerCounts:
 
 
 def _end(address: int) -> None:
-    """Called when a module was collected, wherever that happens: it must wait for nothing."""
+    """Called when a module is collected, wherever that happens, so it must not wait."""
     counted = _by_address.pop(address, None)
     if counted is not None:
         _ended.append(counted)
 
 
 def engines_by_layer() -> Iterator[dict[str, int]]:
-    """For each module so far, also for those that are gone, its forwards by engine."""
+    """The forwards by engine of each module so far, including those that are gone."""
     counted = [layer.counts for _, _, layer in named_layers()] + [gone.by_label for gone in list(_ended)]
     for counts in counted:
         engines: dict[str, int] = {}

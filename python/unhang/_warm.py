@@ -1,7 +1,7 @@
-"""Compiles ahead what earlier runs on this machine asked for: ``unhang kernels warm --seen`` starts this.
+"""Compiles in advance what earlier runs on this machine asked for: ``unhang kernels warm --seen`` starts this.
 
-It runs in a Python with torch, because torch brings its own compiler and what that makes is filed under its version.
-The GPU is asked what it is; nothing runs on it.
+It runs in a Python with torch, because torch has its own compiler, and its output is filed under that compiler's
+version. It asks the GPU what it is, but runs nothing on it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from unhang import _talk
 
-# Exit codes, those of the program: something could not be compiled; it cannot be told.
+# The program's exit codes: something could not be compiled; it could not tell.
 _FAILED, _CANNOT_TELL = 2, 3
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles, says how much, and returns the exit code."""
+    """Compiles, prints how much, and returns the exit code."""
     try:
         import torch
     except ImportError:
@@ -49,9 +49,8 @@ def main(arguments: list[str]) -> int:
     for failure in failures:
         _talk.say(failure)
     if "--json" in arguments:
-        print(
-            json.dumps({"compiler": gpu.compiler, "problems": len(keys), "kernels": gpu.compiled, "failed": failures})
-        )
+        done = {"compiler": gpu.compiler, "problems": len(keys), "kernels": gpu.compiled, "failed": failures}
+        print(json.dumps({"schema": 1, **done}))
     else:
         print(f"{len(keys)} convolutions seen on this machine, {gpu.compiled} kernels compiled now ({gpu.compiler})")
     return _FAILED if failures else 0

@@ -1,10 +1,10 @@
-"""The watchdog: a convolution that hangs is named, kept as evidence, and the process is ended.
+"""The watchdog: names a convolution that hangs, keeps it as evidence, and ends the process.
 
-On an accelerator markers go into the stream before and after each call, and threads that need no interpreter look
-whether they happen (``unhang._core.Watchdog``; ``docs/run.md`` says how a hang differs from a long compilation). In a
-rehearsal a call on CPU tensors stands for the card's, and is over when it returns.
+On an accelerator, markers go into the stream before and after each call. Threads that need no interpreter check whether
+they complete (``unhang._core.Watchdog``; ``docs/run.md`` says how a hang differs from a long compilation). In a
+rehearsal, a call on CPU tensors stands for the card's, and is over when it returns.
 
-It is on under ``unhang run`` and where ``UNHANG_WATCHDOG=1``.
+It is on under ``unhang run`` and with ``UNHANG_WATCHDOG=1``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _watchdog: _core.Watchdog | None = None
 
 
 def ensure() -> None:
-    """Starts the watchdog of this process if one is wanted and none runs."""
+    """Starts the watchdog of this process if it is wanted and not running."""
     global _watchdog
     if _watchdog is not None or os.environ.get("UNHANG_WATCHDOG", "0") in ("", "0"):
         return
@@ -34,7 +34,7 @@ def ensure() -> None:
     if process.forked:
         return
     number = _stack_signal()
-    # In C and without the interpreter's lock, which a thread that hangs may hold for ever.
+    # In C and without the interpreter's lock, which a hanging thread may hold for ever.
     faulthandler.register(number, file=2, all_threads=True, chain=False)
     _watchdog = _core.Watchdog(
         process.store,
@@ -44,7 +44,7 @@ def ensure() -> None:
         number,
         torch.version.hip is not None,
     )
-    # Drivers are taken down when the process ends: nobody may ask them then.
+    # Drivers are unloaded when the process ends, and must not be called then.
     atexit.register(stop)
 
 
@@ -56,13 +56,8 @@ def stop() -> None:
         watchdog.stop(1.0)
 
 
-def is_on() -> bool:
-    """Whether convolutions of this process are being watched."""
-    return _watchdog is not None
-
-
 def _after_fork_in_child() -> None:
-    # Its threads stayed with the parent. Kept alive: dropping it would wait for them.
+    # Its threads stayed with the parent. It is kept alive, because dropping it would wait for them.
     global _watchdog
     _inherited.append(_watchdog)
     _watchdog = None
@@ -73,12 +68,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _stack_signal() -> int:
-    """A signal that programs do not use; for the highest ones libraries have habits."""
+    """A signal that programs do not use; libraries have habits with the highest ones."""
     return int(signal.SIGRTMAX) - 7
 
 
 def _deadlines() -> tuple[float, float, float]:
-    """Of a convolution, of other work on the accelerator, of a call on the host."""
+    """The deadlines of a convolution, of other work on the accelerator, and of a call on the host."""
     deadlines, wrong = _core.hang_deadlines()
     for message in wrong:
         say(message)
@@ -86,24 +81,26 @@ def _deadlines() -> tuple[float, float, float]:
 
 
 def watched(engine: Engine, name: str, task: Task) -> Engine:
-    """The engine for that task, watched if that is on. CPU tensors are not: torch's CPU kernels return."""
+    """The engine for that task, watched if the watchdog is on. CPU tensors are not watched: torch's CPU kernels
+    return."""
     if _watchdog is None or (task.device == "cpu" and not task.rehearsed):
         return engine
     return WatchedEngine(engine, name.partition("(")[0], task)
 
 
 def current() -> _core.Watchdog | None:
-    """The watchdog of this process, where there is one."""
+    """The watchdog of this process, if there is one."""
     return _watchdog
 
 
 def _subject(problems: list[_core.Problem], engine: str, *, rehearsed: bool) -> _core.Watched:
-    """What is watched. How it ends on an emulated card is filed as a rehearsal, as everything that such a card does."""
+    """The watched subject. Its end on an emulated card is filed as a rehearsal, like everything that such a card
+    does."""
     return _core.Watchdog.watched(problems, engine, rehearsed or state().machine.emulated)
 
 
 class WatchedEngine:
-    """Another engine, each call of which is watched."""
+    """Another engine with each call watched."""
 
     def __init__(self, inner: Engine, name: str, task: Task) -> None:
         self.inner = inner
@@ -112,7 +109,7 @@ class WatchedEngine:
         self._single = _subject([problem], name, rehearsed=task.rehearsed)
         self._both = self._single
         if problem.direction != "forward":
-            # One call may compute both gradients; when it hangs, it may be either.
+            # One call may compute both gradients; if it hangs, it may be either.
             gradients = [problem.with_direction("backward-data"), problem.with_direction("backward-weights")]
             self._both = _subject(gradients, name, rehearsed=task.rehearsed)
 
@@ -138,7 +135,7 @@ class WatchedEngine:
                 watchdog.end(call)
 
     def subject(self) -> tuple[_core.Watchdog, _core.Watched] | None:
-        """What watches one direction, for calls that come without Python."""
+        """What watches one direction, for calls without Python."""
         return None if _watchdog is None else (_watchdog, self._single)
 
     def _begin(self, watchdog: _core.Watchdog, subject: _core.Watched, input: Tensor) -> _core.WatchedCall | None:

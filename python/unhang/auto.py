@@ -1,7 +1,7 @@
-"""``import unhang.auto``: switches unhang on as `unhang run` does, for a notebook or a script that one may edit.
+"""``import unhang.auto``: turns unhang on as `unhang run` does, for a notebook or a script that you can edit.
 
-The same variables count (``UNHANG_STRATEGY``, ``UNHANG_REHEARSE``, ``UNHANG_DISABLE``), torch's first use of the GPU is
-waited for, and nothing that goes wrong here stops the program: it is said, and torch is left alone.
+It obeys the same variables (``UNHANG_STRATEGY``, ``UNHANG_REHEARSE``, ``UNHANG_DISABLE``) and waits for torch's first
+use of the GPU. Errors here do not stop the program: they are reported, and torch is left alone.
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ def lstm():
     return gradient_of(by_miopen), gradient_of(defined), (x, h, c, weights)
 
 
-#: Parts, each made as what the card computes, what the CPU does, and arguments, with what they are called, and whether MIOpen computes convolutions in them.
+#: Parts, each made as what the card computes, what the CPU does, and arguments. With each is what it is called, and
+#: whether MIOpen computes convolutions in it.
 PARTS = {
     "cnn": (cnn, "a CNN with batch norm, pooling and a depthwise layer, two steps", True),
     "volume": (volume, "3-d convolution and its gradients", True),

@@ -3,7 +3,7 @@
     python3 llama_text.py
 
 The model comes from tiny_model.py, quantized by llama-quantize. The most likely word is always taken. Prints a line for each kind of weights,
-with flash attention and without it; the last line says how many texts are as they should be.
+with flash attention and without it. The last line says how many texts are as they should be.
 """
 
 from __future__ import annotations

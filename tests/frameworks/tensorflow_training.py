@@ -11,7 +11,7 @@ import sys
 
 import numpy
 
-# TensorFlow 2.13 imports distutils, which Debian's Python 3.11 has in a package of its own; setuptools brings one.
+# TensorFlow 2.13 imports distutils, which Debian's Python 3.11 has in a separate package; setuptools brings one.
 import setuptools  # noqa: F401
 import tensorflow as tf
 from tensorflow import keras

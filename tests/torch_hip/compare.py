@@ -22,7 +22,7 @@ def distances(found: dict[str, Any], exact: dict[str, Any]) -> tuple[float, floa
     for name, theirs in exact["model"].items():
         size = theirs.double().abs().max().clamp(min=1.0)
         tensors.append(float((found["model"][name].double() - theirs.double()).abs().max() / size))
-    # Whatever is no number is far away.
+    # A NaN is far away.
     return (losses if losses == losses else float("inf")), max(float("inf") if far != far else far for far in tensors)
 
 

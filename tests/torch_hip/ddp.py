@@ -1,6 +1,6 @@
 """Distributed training with gloo in two processes under `unhang run`: `python3 ddp.py UNHANG FOLDER`.
 
-Every process has an emulated card of its own. After two steps the parameters have to be those of one process on the CPU that saw both halves
+Every process has its own emulated card. After two steps the parameters have to be those of one process on the CPU that saw both halves
 of the batch.
 """
 

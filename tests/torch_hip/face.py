@@ -1,4 +1,4 @@
-"""What torch's users do with convolutions besides calling them, on the card, with unhang on: `python3 face.py [PART …]`.
+"""What torch's users do with convolutions apart from calling them, on the card, with unhang on: `python3 face.py [PART …]`.
 
 Each part is compared with the same on the CPU. The tests of `tests/` say more, and take hours on the emulator; these are small and few.
 """
@@ -158,7 +158,7 @@ def streams() -> str:
     for thread in threads:
         thread.join()
     assert not failed, failed
-    return "three threads with streams and events of their own"
+    return "three threads with their own streams and events"
 
 
 def graphs() -> str:

@@ -1,7 +1,7 @@
 """The scripts of the five reports, as they are printed there: `python3 seeds.py plain|profiles|bypass`.
 
 `plain` are those that know torch alone: the test for hangs with its alarm, the table of sizes, and the check of an installation.
-`profiles` are the reports' sets of variables, each for a convolution in a process of its own. `bypass` are the blocks of the bypass's
+`profiles` are the reports' sets of variables, each for a convolution in a separate process. `bypass` are the blocks of the bypass's
 document. Every result is also compared with the CPU's, which the reports did not do.
 """
 

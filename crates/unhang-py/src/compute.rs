@@ -1,4 +1,4 @@
-//! Our CPU engine, and the reference that judges it, on memory that Python names.
+//! Our CPU engine, and the reference that judges it, on memory addressed by Python.
 
 use std::ops::Range;
 
@@ -12,14 +12,14 @@ use unhang_session::sample::{Sample, SamplePart};
 
 use crate::problem::PyProblem;
 
-/// Where a tensor is: address of its first element, and how many elements follow densely.
+/// A tensor's memory: the address of its first element, and the number of elements, without gaps.
 pub(crate) type Memory = (usize, usize);
 
-/// Computes a problem on the CPU; by definition, if another engine is to be judged by it. The interpreter's lock is
-/// released meanwhile.
+/// Computes a problem on the CPU; by definition, if the result judges another engine. Releases the interpreter's lock
+/// meanwhile.
 ///
-/// The caller vouches that at each address lie as many elements as it says, of the problem's type, alive until this returns,
-/// and that nobody else writes them, or reads the result, meanwhile. Lengths are checked against the problem.
+/// The caller guarantees that each address has that many elements of the problem's type, alive until this returns.
+/// Nobody else may write them, or read the result, meanwhile. Lengths are checked against the problem.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
 #[pyo3(signature = (problem, first, second, bias, result, threads, by_definition = false))]
@@ -40,17 +40,17 @@ pub(crate) fn run_cpu(
 
 /// Our CPU engine with that many of torch's threads.
 pub(crate) fn cpu_engine(threads: usize, by_definition: bool) -> CpuEngine {
-    // Torch's own threads, if it is there: they are awake for a while after torch has used them, and two sets of threads
-    // would share the cores.
+    // Torch's own threads, if it is loaded. They stay awake for a while after torch has used them, and two sets of
+    // threads would compete for the cores.
     unhang_cpu::use_openmp_of("libtorch_cpu.so");
-    // Torch counts the machine's processors; a container's quota may leave fewer.
+    // Torch counts the machine's processors; a container's quota may allow fewer.
     let threads = threads.min(available_threads());
     CpuEngine::with_settings(CpuSettings { threads, by_definition, ..CpuSettings::default() })
 }
 
-/// What went wrong in a computation.
+/// Why a computation failed.
 pub(crate) enum Wrong {
-    /// The memory is not what the problem needs.
+    /// The memory does not match the problem.
     Memory(String),
     /// The engine failed.
     Engine(String),
@@ -65,7 +65,7 @@ impl From<Wrong> for PyErr {
     }
 }
 
-/// Computes a problem by the plain reference: slow, and right. The same is vouched for as in `run_cpu`.
+/// Computes a problem by the plain reference: slow, and right. The caller guarantees what `run_cpu` requires.
 #[pyfunction]
 #[pyo3(signature = (problem, first, second, bias, result))]
 pub(crate) fn run_reference(
@@ -80,14 +80,14 @@ pub(crate) fn run_reference(
     py.detach(run).map_err(PyErr::from)
 }
 
-/// Numbers of a type that lie at an address.
+/// The elements of a type at an address.
 ///
 /// # Safety
-/// As many of that type must lie there, aligned and alive, and nobody may write them meanwhile.
+/// The address must have that many elements of the type, aligned and alive, and nobody may write them meanwhile.
 unsafe fn elements<'a>(data_type: DataType, (address, length): Memory) -> Elements<'a> {
     macro_rules! typed {
         ($type:ty, $variant:ident) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Elements::$variant(unsafe { std::slice::from_raw_parts(address as *const $type, length) })
         };
     }
@@ -99,18 +99,19 @@ unsafe fn elements<'a>(data_type: DataType, (address, length): Memory) -> Elemen
     }
 }
 
-/// What is cut out of a convolution's tensors to compare a few elements of its result: see [`unhang_session::sample`].
+/// The parts of a convolution's tensors that are needed to compare a few elements of its result: see
+/// [`unhang_session::sample`].
 #[pyclass(frozen, name = "Sample", module = "unhang._core")]
 pub struct PySample {
     sample: Sample,
     problem: Problem,
 }
 
-/// Which elements of a tensor, or where they go: a slice for each axis.
+/// Which elements of a tensor, or where they go: a slice per axis.
 type Slices<'py> = Bound<'py, PyTuple>;
 
-/// A part of a parcel: its first element, its shape, and its pieces: the tensor's number (first, second, bias, result), which of
-/// its elements, and where they go.
+/// A part of a parcel: its first element, its shape, and its pieces. A piece is the tensor's number (first, second,
+/// bias, result), which of its elements, and where they go.
 type NamedPart<'py> = (usize, Vec<usize>, Vec<(usize, Slices<'py>, Slices<'py>)>);
 
 #[pymethods]
@@ -120,12 +121,12 @@ impl PySample {
         PySample { sample: Sample::new(&problem.problem, has_bias), problem: problem.problem.clone() }
     }
 
-    /// Elements of the parcel.
+    /// The number of elements in the parcel.
     fn __len__(&self) -> usize {
         self.sample.len()
     }
 
-    /// The parts of the parcel, one behind the other; what no piece covers is zero.
+    /// The parts of the parcel, one after the other. Elements that no piece covers are zero.
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<NamedPart<'py>>> {
         let slices = |ranges: &[Range<usize>]| {
             PyTuple::new(py, ranges.iter().map(|range| PySlice::new(py, range.start as isize, range.end as isize, 1)))
@@ -137,17 +138,17 @@ impl PySample {
         self.sample.parts().iter().map(named).collect()
     }
 
-    /// Whether a parcel's numbers are right (None: they prove nothing), and how far they are apart, in words. The same is vouched for
-    /// as in `run_cpu`. The interpreter's lock is released meanwhile.
+    /// Whether a parcel's values are right (None: they prove nothing), and how far apart they are, in words. The caller
+    /// guarantees what `run_cpu` requires. Releases the interpreter's lock meanwhile.
     fn finding(&self, py: Python<'_>, parcel: Memory) -> PyResult<(Option<bool>, String)> {
         check(&self.problem, vec![("sampled", parcel, self.sample.len())])?;
-        // SAFETY: the caller vouches for address, length and life; both were checked.
+        // SAFETY: the caller guarantees address, length and lifetime; both were checked.
         let parcel = unsafe { elements(self.problem.data_type(), parcel) };
         Ok(py.detach(|| self.sample.finding(parcel)))
     }
 }
 
-/// Says what is wrong with memory: name, where it is, how many elements it should have.
+/// Says what is wrong with memory, given its name, its address and length, and the expected length.
 fn check(problem: &Problem, expected: Vec<(&str, Memory, usize)>) -> Result<(), Wrong> {
     for (name, (address, length), wanted) in expected {
         if length != wanted || address == 0 || address % problem.data_type().size() != 0 {
@@ -159,8 +160,8 @@ fn check(problem: &Problem, expected: Vec<(&str, Memory, usize)>) -> Result<(), 
     Ok(())
 }
 
-/// Computes a problem on memory that the caller vouches for as in `run_cpu`, without the interpreter; or says what is
-/// wrong.
+/// Computes a problem without the interpreter, on memory for which the caller guarantees what `run_cpu` requires; or
+/// says what is wrong.
 pub(crate) fn compute(
     engine: &dyn Engine,
     problem: &Problem,
@@ -179,12 +180,12 @@ pub(crate) fn compute(
         expected.push(("bias", bias, problem.out_channels()));
     }
     check(problem, expected)?;
-    // SAFETY: the caller vouches for address, length, life and exclusiveness (see above); the address is not null and is aligned,
-    // and the length is what the problem says, which fits in memory by its construction.
+    // SAFETY: the caller guarantees address, length, lifetime and exclusiveness (see above). The address is not null
+    // and is aligned. The length is the problem's, which fits in memory by construction.
     let read = |memory: Memory| unsafe { elements(problem.data_type(), memory) };
     macro_rules! written {
         ($type:ty, $variant:ident) => {
-            // SAFETY: as above; the result is written by nobody else.
+            // SAFETY: as above; nobody else writes the result.
             ElementsMut::$variant(unsafe { std::slice::from_raw_parts_mut(result.0 as *mut $type, result.1) })
         };
     }

@@ -1,8 +1,8 @@
-//! What lets locks of ours be taken without the interpreter's: a fork waits until none of them is held.
+//! Makes our locks safe to take without the interpreter's lock: a fork waits until none of them is held.
 //!
-//! A forked child has one thread, the one that forked. A lock that another thread held at that moment would never be let
-//! go of in the child. Python's own fork holds the interpreter's lock, which is why locks that are only taken under it
-//! need nothing; calls that torch hands to us come without it.
+//! A forked child has one thread, the one that forked. A lock that another thread held at that moment would never be
+//! released in the child. Python's own fork holds the interpreter's lock, so locks that are only taken under it need
+//! nothing. Calls from torch arrive without it.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,8 +15,8 @@ thread_local! {
     static HELD: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// Runs what takes locks, briefly, while no thread forks. What runs takes no other lock of this kind, and neither waits
-/// for the interpreter nor computes.
+/// Runs a short section that takes locks, while no thread forks. The section takes no other lock of this kind. It
+/// neither waits for the interpreter nor computes.
 pub(crate) fn undisturbed<Found>(section: impl FnOnce() -> Found) -> Found {
     let _no_fork = FORK.read().unwrap_or_else(PoisonError::into_inner);
     section()
@@ -27,12 +27,12 @@ pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
 
-/// From now on every fork of this process, Python's and others', waits until no lock is held, and keeps everybody from taking one
-/// meanwhile. By the C library, which asks after all of Python's own handlers have run: one of those may wait for a thread
-/// that computes.
+/// From now on, every fork of this process, by Python or others, waits until no lock is held, and keeps everybody from
+/// taking one meanwhile. The C library does this after all of Python's own handlers have run, because one of those may
+/// wait for a thread that computes.
 pub(crate) fn follow_forks() {
     static FOLLOWED: Once = Once::new();
-    // SAFETY: the handlers take and let go of a lock of ours, and do nothing else.
+    // SAFETY: the handlers take and release a lock of ours, and do nothing else.
     FOLLOWED.call_once(|| unsafe {
         libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child));
     });

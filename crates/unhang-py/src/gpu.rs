@@ -1,4 +1,4 @@
-//! Our GPU kernels on memory that Python names: the driver that torch has loaded, torch's streams, torch's allocations.
+//! Our GPU kernels on memory addressed by Python: with torch's driver, streams and allocations.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pyo3::create_exception!(
     unhang._core,
     GpuDeclined,
     PyRuntimeError,
-    "The GPU engine does not take this call: nothing was begun, and another engine may."
+    "The GPU engine declined this call. Nothing was started, and another engine may compute it."
 );
 
 fn raise(error: &GpuError) -> PyErr {
@@ -42,15 +42,15 @@ fn seconds(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// One device, with the kernels that are compiled and loaded on it. It belongs to the process that opened it.
+/// One device, with the kernels that are compiled for it and loaded. It belongs to the process that opened it.
 #[pyclass(frozen, name = "Gpu", module = "unhang._core")]
 pub struct PyGpu {
     engine: GpuEngine,
     compiler: String,
     process: u32,
-    /// Whether a rehearsal plays it: its memory is its own, and tensors are copied in and out.
+    /// Whether a rehearsal plays it. It then has separate memory, and tensors are copied in and out.
     is_played: bool,
-    /// The kernel families that canaries try; found before any is kept from running.
+    /// The kernel families that canaries try; determined before any is excluded.
     families: OnceLock<Vec<Family>>,
 }
 
@@ -65,7 +65,7 @@ impl PyGpu {
         PyGpu { engine, compiler, process, is_played: false, families: OnceLock::new() }
     }
 
-    /// Handles of a driver mean nothing in a forked child.
+    /// Handles of a driver are meaningless in a forked child.
     pub(crate) fn own(&self) -> PyResult<&GpuEngine> {
         if std::process::id() == self.process {
             return Ok(&self.engine);
@@ -73,7 +73,7 @@ impl PyGpu {
         Err(GpuDeclined::new_err("the GPU was opened by the process that this one was forked from"))
     }
 
-    /// The engine, for what touches no driver.
+    /// The engine, for operations that do not touch the driver.
     pub(crate) fn engine(&self) -> &GpuEngine {
         &self.engine
     }
@@ -95,8 +95,8 @@ impl PyGpu {
             .map_err(failed)
     }
 
-    /// A device of AMD's runtime, by its number there. Which chip it truly is says the kernel's own topology;
-    /// `reported` is what the runtime calls it.
+    /// A device of AMD's runtime, by its number there. The kernel's own topology says which chip it really is;
+    /// `reported` is the runtime's name for it.
     #[staticmethod]
     #[pyo3(signature = (ordinal, machine, reported=None, cache_folder=None, shipped_folder=None))]
     fn open_hip(
@@ -113,8 +113,8 @@ impl PyGpu {
         Ok(gpu)
     }
 
-    /// The card of a described machine, emulated: kernels are compiled, audited and tagged as for the real one, and run
-    /// on the CPU, instruction by instruction. Addresses are then those of the host's memory. For rehearsals.
+    /// The card of a described machine, emulated. Kernels are compiled, audited and tagged as for the real card, and
+    /// run on the CPU, instruction by instruction. Addresses are those of the host's memory. For rehearsals.
     #[staticmethod]
     #[pyo3(signature = (machine, cache_folder=None, shipped_folder=None))]
     fn open_emulated(
@@ -136,20 +136,20 @@ impl PyGpu {
         Ok(gpu)
     }
 
-    /// The device's name, as the driver says it.
+    /// The device's name, as the driver reports it.
     #[getter]
     fn name(&self) -> &str {
         &self.engine.driver().description().name
     }
 
-    /// The architecture that kernels are compiled for, and the one that the runtime believes in.
+    /// The architecture that kernels are compiled for, and the one that the runtime assumes.
     #[getter]
     fn architectures(&self) -> (&str, &str) {
         let description = self.engine.driver().description();
         (&description.true_architecture, &description.reported_architecture)
     }
 
-    /// What makes our kernels what they are here: their sources, the compiler, the chip. Canaries are kept under it.
+    /// Identifies our kernels here: their sources, the compiler, the chip. Canaries are kept under it.
     #[getter]
     fn identity(&self) -> String {
         self.engine.identity()
@@ -161,26 +161,26 @@ impl PyGpu {
         &self.compiler
     }
 
-    /// How many kernels were compiled in this process, and not found in the cache.
+    /// The number of kernels that were compiled in this process, not found in the cache.
     #[getter]
     fn compiled(&self) -> u64 {
         self.engine.compiled()
     }
 
-    /// How many kernels are being compiled in the background, or wait for it.
+    /// The number of kernels that are being compiled in the background, or wait for it.
     #[getter]
     fn waiting(&self) -> usize {
         self.engine.waiting()
     }
 
-    /// Whether the emulator plays the card, in a rehearsal or under AMD's own runtime: its times are no card's.
+    /// Whether the emulator plays the card, in a rehearsal or under AMD's own runtime. Its times are not a card's.
     #[getter]
     fn is_emulated(&self) -> bool {
         self.engine.driver().description().is_emulated()
     }
 
-    /// The ways to compute a problem that may be taken, the fastest by the model first: choice, family, seconds by the
-    /// model, bytes of workspace.
+    /// The permitted ways to compute a problem, fastest first by the model: choice, family, seconds by the model, bytes
+    /// of workspace.
     fn candidates(&self, problem: &PyProblem) -> Vec<(String, &'static str, f64, u64)> {
         self.engine
             .candidates(&problem.problem)
@@ -195,19 +195,20 @@ impl PyGpu {
         self.engine.allow(families);
     }
 
-    /// Takes this choice for a problem from now on.
+    /// Uses this choice for a problem from now on.
     fn prefer(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
         self.engine.prefer(&problem.problem, parsed(choice)?);
         Ok(())
     }
 
-    /// Prefers what was measured before to be the fastest on this device, by these kernels; for how many problems.
+    /// Prefers what was measured before as the fastest on this device with these kernels. Returns the number of
+    /// problems.
     fn take_tunings(&self, py: Python<'_>, store: &PyStore) -> usize {
         let store = store.shared();
         py.detach(|| take_tunings(&self.engine, &store))
     }
 
-    /// Whether a choice is preferred for a problem that was measured here, before or now.
+    /// Whether a choice is preferred for a problem because it was measured here, earlier or now.
     fn is_tuned(&self, problem: &PyProblem) -> bool {
         self.engine.is_preferred(&problem.problem)
     }
@@ -218,8 +219,8 @@ impl PyGpu {
         self.tried_families().iter().map(|family| family.name.clone()).collect()
     }
 
-    /// The kernels for a problem on a stream, within that many bytes of workspace. Without `wait` the generic kernels may
-    /// serve a new problem while its own are compiled in the background.
+    /// The kernels for a problem on a stream, within that many bytes of workspace. Without `wait`, the generic kernels
+    /// may serve a new problem while its own are compiled in the background.
     fn prepare(
         slf: Py<PyGpu>,
         py: Python<'_>,
@@ -234,7 +235,7 @@ impl PyGpu {
         Ok(PyKernel { prepared, gpu: slf })
     }
 
-    /// The kernels of a given choice, compiled and loaded here and now. Not for a stream that records a graph.
+    /// The kernels of a given choice, compiled and loaded immediately. Not for a stream that records a graph.
     fn prepare_as(slf: Py<PyGpu>, py: Python<'_>, problem: &PyProblem, choice: &str) -> PyResult<PyKernel> {
         let engine = slf.get().own()?;
         let choice = parsed(choice)?;
@@ -254,13 +255,13 @@ impl PyGpu {
         self.own()?.driver().is_capturing(stream).map_err(failed)
     }
 
-    /// Waits until nothing is being compiled in the background; false if that many seconds passed first.
+    /// Waits until no compilation runs in the background. Returns false if that many seconds pass first.
     fn settle(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let (engine, patience) = (self.own()?, seconds(patience)?);
         Ok(py.detach(|| engine.settle(patience)))
     }
 
-    /// Compiles nothing more in the background, and waits for what is being compiled, for that many seconds at most.
+    /// Stops background compilation, and waits at most that many seconds for what is being compiled.
     fn close(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let (engine, patience) = (self.own()?, seconds(patience)?);
         Ok(py.detach(|| engine.close(patience)))
@@ -280,7 +281,7 @@ impl From<GpuError> for Raised {
     }
 }
 
-/// Kernels that are loaded, as an engine on the host's memory.
+/// Loaded kernels, as an engine on the host's memory.
 struct Played<'a>(&'a GpuEngine, &'a Prepared);
 
 impl Engine for Played<'_> {
@@ -299,14 +300,14 @@ impl Engine for Played<'_> {
 }
 
 impl PyKernel {
-    /// Starts the kernels, without the interpreter. The caller vouches for the memory as in `launch`.
+    /// Starts the kernels, without the interpreter. The caller guarantees what `launch` requires of the memory.
     pub(crate) fn start(&self, pointers: DevicePointers, stream: u64) -> PyResult<()> {
         let engine = self.gpu.get().own()?;
         let pointers = self.checked(pointers)?;
         if self.gpu.get().is_played {
             return self.launch_played(engine, pointers);
         }
-        // SAFETY: the caller vouches for the memory behind the addresses.
+        // SAFETY: the caller guarantees the memory behind the addresses.
         unsafe { engine.launch(&self.prepared, pointers, stream) }.map_err(|error| raise(&error))
     }
 
@@ -315,12 +316,12 @@ impl PyKernel {
         self.prepared.problem()
     }
 
-    /// Bytes of workspace to give.
+    /// The required bytes of workspace.
     pub(crate) fn workspace(&self) -> u64 {
         self.prepared.workspace_bytes()
     }
 
-    /// The same pointers, if everything that the kernels need is there.
+    /// Returns the pointers if everything that the kernels need is present.
     fn checked(&self, pointers: DevicePointers) -> PyResult<DevicePointers> {
         let DevicePointers { first, second, result, workspace, .. } = pointers;
         if first == 0 || second == 0 || result == 0 || (workspace == 0 && self.prepared.workspace_bytes() > 0) {
@@ -347,20 +348,20 @@ impl PyKernel {
         PyKernel { prepared, gpu }
     }
 
-    /// What is loaded.
+    /// The loaded kernels.
     pub(crate) fn prepared(&self) -> &Arc<Prepared> {
         &self.prepared
     }
 
-    /// Puts a measurement into a stream and returns, without the interpreter: a run to warm up, and `repeats` that are timed. The
-    /// caller vouches for the memory as in `launch`.
+    /// Queues a measurement on a stream and returns, without the interpreter: a warm-up run, and `repeats` timed ones.
+    /// The caller guarantees what `launch` requires of the memory.
     pub(crate) fn time(&self, pointers: DevicePointers, stream: u64, repeats: u32) -> PyResult<Timing> {
         let gpu = self.gpu.get();
         let (engine, pointers) = (gpu.own()?, self.checked(pointers)?);
         let timing = if gpu.is_played {
             engine.time_calls(0, repeats, || self.launch_played(engine, pointers).map_err(Raised))
         } else {
-            // SAFETY: the caller vouches for the memory behind the addresses; see above.
+            // SAFETY: the caller guarantees the memory behind the addresses; see above.
             unsafe { engine.time(&self.prepared, pointers, stream, repeats) }.map_err(Raised::from)
         };
         timing.map_err(|Raised(error)| error)
@@ -388,13 +389,13 @@ impl PyKernel {
         self.prepared.choice().family()
     }
 
-    /// What the kernels are, whatever the sizes that they get at run time.
+    /// Identifies the kernels, whatever sizes they receive at run time.
     #[getter]
     fn kernels(&self) -> &str {
         self.prepared.kernels()
     }
 
-    /// Bytes of workspace to give.
+    /// The required bytes of workspace.
     #[getter]
     fn workspace_bytes(&self) -> u64 {
         self.prepared.workspace_bytes()
@@ -406,10 +407,10 @@ impl PyKernel {
         self.prepared.is_provisional()
     }
 
-    /// Starts the kernels on a stream and returns. Addresses are device memory; 0 for a bias or a workspace that is not.
+    /// Starts the kernels on a stream and returns. Addresses are in device memory; 0 means no bias or no workspace.
     ///
-    /// The caller vouches that each address is that of a dense tensor of the problem's type, shape and layout on this
-    /// device, and that it stays allocated for work that was queued on the stream by now.
+    /// The caller guarantees that each address is that of a dense tensor of the problem's type, shape and layout on
+    /// this device. Each stays allocated for work that was queued on the stream so far.
     #[allow(clippy::too_many_arguments, reason = "Python names its arguments")]
     fn launch(
         &self,

@@ -1,4 +1,4 @@
-//! The machine, the store and what plans are made of, for Python.
+//! The machine, the store and the inputs of plans, for Python.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub struct PyMachine {
 
 #[pymethods]
 impl PyMachine {
-    /// Looks at the machine; `runtime` says which torch the evidence is about.
+    /// Inspects the machine; `runtime` says which torch the evidence is about.
     #[staticmethod]
     fn inspect(py: Python<'_>, runtime: &str) -> PyMachine {
         let machine = py.detach(|| Machine::inspect(&System::host()));
@@ -28,14 +28,14 @@ impl PyMachine {
         PyMachine { machine, fingerprint }
     }
 
-    /// Whether an RDNA1 card is here.
+    /// Whether this machine has an RDNA1 card.
     #[getter]
     fn affected(&self) -> bool {
         self.machine.affected()
     }
 
-    /// Whether the device that AMD's runtime knows by that number is an RDNA1 card. One whose chip cannot be told is
-    /// taken for one where such a card is here.
+    /// Whether the device with that number in AMD's runtime is an RDNA1 card. If its chip is unknown, it counts as one
+    /// if the machine has such a card.
     fn is_affected_at(&self, ordinal: i32) -> bool {
         if !self.machine.affected() {
             return false;
@@ -50,25 +50,25 @@ impl PyMachine {
         self.machine.spoofed()
     }
 
-    /// What evidence is filed under.
+    /// The fingerprint under which evidence is filed.
     #[getter]
     fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Whether its cards are emulated: what they do is filed as a rehearsal.
+    /// Whether its cards are emulated. Their behaviour is filed as a rehearsal.
     #[getter]
     fn emulated(&self) -> bool {
         self.machine.emulated
     }
 
-    /// Whether a folder describes it, and not the system itself.
+    /// Whether a folder describes it, as opposed to the system itself.
     #[getter]
     fn described_by_folder(&self) -> bool {
         self.machine.described_by.is_some()
     }
 
-    /// The GPUs, a line each.
+    /// The GPUs, one line each.
     #[getter]
     fn gpus(&self) -> Vec<String> {
         let line = |gpu: &unhang_machine::Gpu| {
@@ -89,30 +89,30 @@ pub struct PyStore {
 
 #[pymethods]
 impl PyStore {
-    /// The user's store. Never fails: what is wrong is in `notices()`.
+    /// The user's store. Opening never fails; `notices()` says what is wrong.
     #[staticmethod]
     fn open(py: Python<'_>) -> PyStore {
         PyStore { store: Arc::new(py.detach(Store::open_default)) }
     }
 
-    /// No store: nothing is kept.
+    /// A store that keeps nothing.
     #[staticmethod]
     fn none() -> PyStore {
         PyStore { store: Arc::new(Store::none()) }
     }
 
-    /// What a person should be told about the store.
+    /// Messages about the store for a person.
     fn notices(&self) -> Vec<String> {
         self.store.notices()
     }
 
-    /// The convolutions that programs asked for on a machine, with how often.
+    /// The convolutions that programs asked for on a machine, each with its count.
     fn seen(&self, py: Python<'_>, machine: &str) -> Vec<(String, u64)> {
         let seen = py.detach(|| self.store.seen(machine));
         seen.into_iter().map(|it| (it.problem.to_string(), it.count)).collect()
     }
 
-    /// Writes what is queued, for at most that many seconds; whether all of it was written.
+    /// Writes what is queued, for at most that many seconds. Returns whether all of it was written.
     fn flush(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let patience = Duration::try_from_secs_f64(seconds).map_err(invalid)?;
         Ok(py.detach(|| self.store.flush(patience)))
@@ -126,7 +126,7 @@ impl PyStore {
     }
 }
 
-/// What is here for tensors of one device, as a plan sees it.
+/// What is available for tensors of one device, as a plan sees it.
 #[pyclass(frozen, name = "Situation", module = "unhang._core")]
 pub struct PySituation {
     pub(crate) situation: Situation,
@@ -135,7 +135,7 @@ pub struct PySituation {
 
 #[pymethods]
 impl PySituation {
-    /// `device` is "cpu" or "accelerator", of which nothing more is known than whether it is an RDNA1 card.
+    /// `device` is "cpu" or "accelerator". About an accelerator, only whether it is an RDNA1 card is known.
     #[new]
     #[pyo3(signature = (device, *, affected = false))]
     fn new(device: &str, affected: bool) -> PyResult<PySituation> {
@@ -145,12 +145,6 @@ impl PySituation {
             other => return Err(invalid(format!("unknown device {other:?}: expected cpu or accelerator"))),
         };
         Ok(PySituation { situation: facts.situation(), rehearsed: false })
-    }
-
-    /// The engine that torch uses by itself: computing there is not a bypass.
-    #[getter]
-    fn native(&self) -> &'static str {
-        self.situation.torch_engine().name()
     }
 }
 
@@ -162,33 +156,27 @@ pub struct PyPlan {
 
 #[pymethods]
 impl PyPlan {
-    /// The choice first, then those to fall through to.
+    /// The chosen engine first, then the fallbacks.
     #[getter]
     fn engines(&self) -> Vec<&'static str> {
         self.plan.engines.iter().map(|engine| engine.name()).collect()
     }
 
-    /// Why.
+    /// The reason.
     #[getter]
     fn reason(&self) -> &str {
         &self.plan.reason
     }
 
-    /// What the reason rests on.
+    /// The evidence behind the reason.
     #[getter]
     fn evidence(&self) -> Vec<String> {
         self.plan.evidence.iter().map(ToString::to_string).collect()
     }
 
-    /// What a person should be told once.
+    /// Warnings that a person should see once.
     #[getter]
     fn warnings(&self) -> Vec<String> {
         self.plan.warnings.clone()
-    }
-
-    /// How to tile: the engine for each tile and the most output rows and columns of one.
-    #[getter]
-    fn tile(&self) -> Option<(&'static str, usize)> {
-        self.plan.tile.map(|tile| (tile.inner.name(), tile.output_limit))
     }
 }

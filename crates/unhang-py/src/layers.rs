@@ -1,4 +1,4 @@
-//! What was computed for which layer, and which layer a thread is in: counted without the interpreter.
+//! Counts what was computed for which layer, and knows which layer a thread is in, without the interpreter.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,14 +12,14 @@ use pyo3::types::PyTuple;
 use crate::forking::undisturbed;
 use crate::settings::{PySettings, numbered};
 
-/// A layer that sees ever new sizes must not fill the memory: those beyond this number are counted by engine alone.
+/// A layer with ever new sizes must not fill the memory. Sizes beyond this number are counted by engine alone.
 static MOST_SIZES: AtomicUsize = AtomicUsize::new(1000);
 
-/// Which convolution an engine computed: this identifies a layer's forwards.
+/// A convolution and the engine that computed it: identifies a layer's forwards.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Label(pub(crate) Arc<Named>);
 
-/// A convolution and an engine. Compared by its hash first: it is looked up at every forward.
+/// A convolution and an engine. Comparisons check the hash first, because every forward looks it up.
 pub(crate) struct Named {
     hash: u64,
     problem: String,
@@ -49,12 +49,19 @@ impl PartialEq for Named {
 
 impl Eq for Named {}
 
+impl Label {
+    /// For a problem's key and an engine.
+    pub(crate) fn of(problem: &str, engine: &str) -> Label {
+        Label(Arc::new(Named::new(problem, engine)))
+    }
+}
+
 #[pymethods]
 impl Label {
-    /// For a problem by its key (empty where torch computed what our engines do not know), and an engine.
+    /// For a problem's key and an engine. The key is empty if torch computed something that our engines do not know.
     #[new]
     fn new(problem: &str, engine: &str) -> Label {
-        Label(Arc::new(Named::new(problem, engine)))
+        Label::of(problem, engine)
     }
 }
 
@@ -68,7 +75,7 @@ pub(crate) struct Forwards {
 struct Counted {
     forwards: HashMap<Arc<Named>, u64>,
     bypasses: u64,
-    /// The number of the settings that the last one was planned by.
+    /// The number of the settings of the last forward.
     settings: u32,
 }
 
@@ -108,8 +115,8 @@ impl LayerCounts {
         LayerCounts(Arc::default())
     }
 
-    /// This thread begins a forward of the layer. Python's `with` leaves no gap in which an exception from outside, such as Ctrl-C's,
-    /// would find it entered and nobody to leave it; and nothing of ours is on the stack meanwhile.
+    /// This thread begins a forward of the layer. Python's `with` leaves no gap in which an outside exception, such as
+    /// Ctrl-C's, would find the layer entered and nobody to leave it. Nothing of ours is on the stack meanwhile.
     fn __enter__(&self) {
         enter(&self.0, 0);
     }
@@ -119,7 +126,7 @@ impl LayerCounts {
         leave();
     }
 
-    /// A forward of the layer by its own settings.
+    /// A forward of the layer with its own settings.
     fn by(&self, settings: &Bound<'_, PySettings>) -> ForwardBy {
         ForwardBy { forwards: Arc::clone(&self.0), settings: crate::settings::number_of(settings) }
     }
@@ -131,13 +138,13 @@ impl LayerCounts {
         forwards.into_iter().map(|(it, count)| ((it.problem.clone(), it.engine.clone()), count)).collect()
     }
 
-    /// Forwards that went past what torch does by itself.
+    /// Forwards that bypassed what torch does by itself.
     #[getter]
     fn bypasses(&self) -> u64 {
         self.0.read().bypasses
     }
 
-    /// The settings that the last forward was planned by.
+    /// The settings of the last forward.
     #[getter]
     fn settings(&self, py: Python<'_>) -> Option<Py<PySettings>> {
         numbered(py, self.0.read().settings)
@@ -147,7 +154,7 @@ impl LayerCounts {
 /// A layer whose forward a thread is in.
 struct Inside {
     forwards: Arc<Forwards>,
-    /// The number of its own settings; 0 where it has none.
+    /// The number of its own settings; 0 if it has none.
     settings: u32,
 }
 
@@ -155,7 +162,7 @@ thread_local! {
     static INSIDE: RefCell<Vec<Inside>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The number of the settings of the layer that this thread is in; 0 where it is in none that has its own.
+/// The number of the own settings of the layer that this thread is in; 0 if there are none.
 pub(crate) fn current_settings() -> u32 {
     INSIDE.with_borrow(|inside| inside.last().map_or(0, |it| it.settings))
 }
@@ -168,7 +175,7 @@ pub(crate) fn count_current(label: &Arc<Named>, bypass: bool, settings: u32) {
     }
 }
 
-/// This thread begins a layer's forward. A layer that is entered again keeps its own settings.
+/// This thread begins a layer's forward. A layer entered again keeps its own settings.
 fn enter(forwards: &Arc<Forwards>, own: u32) {
     INSIDE.with_borrow_mut(|inside| {
         let before = inside.last().filter(|before| Arc::ptr_eq(&before.forwards, forwards)).map(|it| it.settings);
@@ -182,7 +189,7 @@ fn leave() {
     INSIDE.with_borrow_mut(|inside| inside.truncate(inside.len().saturating_sub(1)));
 }
 
-/// A layer's forward by its own settings, for Python's `with`.
+/// A layer's forward with its own settings, for Python's `with`.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct ForwardBy {
     forwards: Arc<Forwards>,
@@ -207,7 +214,7 @@ pub(crate) fn count_layer(label: &Label, bypass: bool, settings: &Bound<'_, PySe
     count_current(&label.0, bypass, crate::settings::number_of(settings));
 }
 
-/// Changes how many sizes of a layer are counted separately; returns what it was. For tests.
+/// Sets how many sizes of a layer are counted separately, and returns the old number. For tests.
 #[pyfunction]
 pub(crate) fn set_most_sizes(most: usize) -> usize {
     MOST_SIZES.swap(most, Relaxed)

@@ -1,8 +1,8 @@
 //! The extension module `unhang._core`: thin bindings that decide nothing.
 //!
-//! It turns Python's values into those of the crates below and back. Tensors come as an address and a length; only [`direct`],
-//! which torch itself calls, knows torch. `unsafe` is where those are used: [`compute`], where they become slices, [`gpu`],
-//! where they are handed to kernels, and `direct/c_interface.rs` with `direct/kernels.rs`, where torch's interface is.
+//! It converts Python's values to those of the crates below and back. Tensors arrive as an address and a length; only
+//! [`direct`], which torch itself calls, knows torch. `unsafe` code is limited to [`compute`], where addresses become
+//! slices; [`gpu`], where kernels receive them; [`forking`], which follows forks; and [`direct`], torch's interface.
 
 #![deny(unsafe_code)]
 
@@ -46,6 +46,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gpu::PyKernel>()?;
     module.add_class::<tuning::PyContests>()?;
     module.add_class::<tuning::PyContest>()?;
+    module.add("Panic", module.py().get_type::<pyo3::panic::PanicException>())?;
     module.add("GpuFailure", module.py().get_type::<gpu::GpuFailure>())?;
     module.add("GpuDeclined", module.py().get_type::<gpu::GpuDeclined>())?;
     module.add_class::<tally::Tally>()?;
@@ -99,7 +100,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Raises `ImportError` under a Python without the global interpreter lock: the package relies on it.
 #[pyfunction]
 fn refuse_free_threaded(py: Python<'_>) -> PyResult<()> {
-    // The build's letters. `sysconfig` says it in more words, and takes longer to import than all of this package.
+    // The build's letters. `sysconfig` gives more detail, but takes longer to import than this whole package.
     let letters: String = py.import("sys")?.getattr("abiflags")?.extract()?;
     if letters.contains('t') {
         return Err(pyo3::exceptions::PyImportError::new_err(
@@ -109,7 +110,7 @@ fn refuse_free_threaded(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The text without what could drive a terminal or disguise what is written.
+/// The text without anything that could drive a terminal or disguise text.
 #[pyfunction]
 fn printable(text: &str) -> String {
     unhang_guard::printable(text)

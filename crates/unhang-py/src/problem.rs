@@ -13,7 +13,7 @@ pub struct PyProblem {
     pub(crate) problem: Problem,
 }
 
-/// Channels of the output, by the first two sizes of a weight that must be for the input's.
+/// The output's channels, from the first two sizes of a weight that must match the input's channels.
 pub(crate) fn out_channels(input: i64, weight: [i64; 2], transposed: bool, groups: i64) -> PyResult<i64> {
     let [first, second] = weight;
     let grouped = second.saturating_mul(groups);
@@ -27,7 +27,7 @@ pub(crate) fn out_channels(input: i64, weight: [i64; 2], transposed: bool, group
 
 #[pymethods]
 impl PyProblem {
-    /// From torch's own arguments; raises `ValueError`, naming the numbers, where they make no convolution.
+    /// From torch's own arguments. Raises `ValueError`, with the numbers, if they do not describe a convolution.
     #[new]
     #[pyo3(signature = (input, weight, stride, padding, dilation, transposed, output_padding, groups, data_type, layout, direction))]
     #[allow(clippy::too_many_arguments, reason = "Python names its arguments")]
@@ -82,7 +82,7 @@ impl PyProblem {
         self.problem.direction().name()
     }
 
-    /// The same convolution in another direction.
+    /// This convolution in another direction.
     fn with_direction(&self, direction: &str) -> PyResult<PyProblem> {
         Ok(PyProblem { problem: self.problem.with_direction(direction.parse().map_err(invalid)?) })
     }
@@ -105,7 +105,7 @@ impl PyProblem {
         self.problem.weight_shape().into()
     }
 
-    /// Stride, padding, dilation, transposed, output padding, groups: in the order of torch's own arguments.
+    /// Stride, padding, dilation, transposed, output padding, groups, in the order of torch's own arguments.
     #[getter]
     fn geometry(&self) -> Geometry {
         let it = &self.problem;
@@ -124,7 +124,7 @@ impl PyProblem {
         self.problem.layout().name()
     }
 
-    /// The shape of what this direction computes.
+    /// The shape of this direction's result.
     #[getter]
     fn result_shape(&self) -> (usize, usize, usize, usize) {
         self.problem.operand_shapes()[2].into()
@@ -141,13 +141,13 @@ impl PyProblem {
     }
 }
 
-/// Everything about a convolution but its tensors.
+/// Everything about a convolution except its tensors.
 type Geometry = ([usize; 2], [usize; 2], [usize; 2], bool, [usize; 2], usize);
 
 /// A span of rows or columns: output start and length, input start and length, zeros before and after.
 type Span = (usize, usize, usize, usize, usize, usize);
 
-/// Cuts a convolution (a transposed one in its lowered form) into tiles of at most `limit` output pixels a side.
+/// Cuts a convolution (a transposed one in its lowered form) into tiles of at most `limit` output pixels per side.
 #[pyfunction]
 pub(crate) fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
     let span = |s: tile::Span| (s.out_start, s.out_length, s.in_start, s.in_length, s.pad_before, s.pad_after);
@@ -161,7 +161,7 @@ pub(crate) fn canary_tolerance(data_type: &str) -> PyResult<f64> {
     Ok(tolerance::canary(data_type.parse().map_err(invalid)?))
 }
 
-/// What engines are held to in tests: relative error in L2, and of one element relative to the largest.
+/// The tolerance for engines in tests: relative error in L2, and of one element relative to the largest.
 #[pyfunction]
 pub(crate) fn engine_tolerance(data_type: &str) -> PyResult<(f64, f64)> {
     let Tolerance { l2, max } = Tolerance::of(data_type.parse().map_err(invalid)?);

@@ -1,5 +1,7 @@
-//! What a process knows of convolutions and how it finds that out, for Python: `unhang-session`'s, with torch's part as callbacks.
+//! What a process knows about convolutions and how it learns it, for Python: `unhang-session`, with torch's part as
+//! callbacks.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -7,7 +9,7 @@ use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
 use unhang_machine::is_shielded;
-use unhang_plan::{Facts, MiopenFamilies, Plan, Settings, Situation, plan};
+use unhang_plan::{Facts, MiopenFamilies, Plan, Settings, Situation, Strategy, plan};
 use unhang_probe::canary;
 use unhang_report::{Layer, Report};
 use unhang_session::{Card, Session, proof};
@@ -15,11 +17,13 @@ use unhang_session::{Card, Session, proof};
 use crate::errors::invalid;
 use crate::gpu::{PyGpu, PyKernel};
 use crate::knowledge::{PyMachine, PyPlan, PySituation, PyStore};
+use crate::layers::Label;
 use crate::problem::PyProblem;
 use crate::settings::PySettings;
 use crate::supervise::PyOutcome;
+use crate::tally::Tally;
 
-/// The columns of a report in text: as wide as the program prints where nobody knows the terminal.
+/// The width of a report in text: what the program prints if the terminal's width is unknown.
 const REPORT_WIDTH: usize = 100;
 
 /// A layer for the report: name, key of its convolution, calls, and calls by engine.
@@ -32,10 +36,36 @@ enum Kernels<'py> {
     Absent(String),
 }
 
-/// How a child ended that Python ran.
+/// An engine of a plan: the name that reports show, the engine that computes, and the tiles' limit if it computes
+/// tiles. Then whether it bypasses what torch does by itself, whether torch's kernels are timed against it, its label.
+type PlannedEngine = (String, &'static str, Option<usize>, bool, bool, Label);
+
+/// How a child that Python ran ended.
 type RanByPython<'py> = PyRef<'py, PyOutcome>;
 
-/// What this process knows of convolutions on its machine, and what it learns.
+/// Python's function for messages, and the first error that it raised, such as an interrupt.
+struct Messages<'a, 'py> {
+    function: &'a Bound<'py, PyAny>,
+    raised: RefCell<Option<PyErr>>,
+}
+
+impl<'a, 'py> Messages<'a, 'py> {
+    fn new(function: &'a Bound<'py, PyAny>) -> Messages<'a, 'py> {
+        Messages { function, raised: RefCell::default() }
+    }
+
+    fn say(&self, message: &str) {
+        if let Err(error) = self.function.call1((message,)) {
+            self.raised.borrow_mut().get_or_insert(error);
+        }
+    }
+
+    fn raised(&self) -> PyResult<()> {
+        self.raised.take().map_or(Ok(()), Err)
+    }
+}
+
+/// What this process knows about convolutions on its machine, and what it learns.
 #[pyclass(frozen, name = "Session", module = "unhang._core")]
 pub struct PySession {
     pub(crate) session: Session,
@@ -54,23 +84,23 @@ impl PySession {
         self.session.canary(name).map(|(verdict, detail)| (verdict.name(), detail))
     }
 
-    /// Keeps how a canary ended: in the background, unless the next process relies on it (`wait`).
+    /// Keeps how a canary ended, in the background unless the next process relies on it (`wait`).
     fn keep_canary(&self, py: Python<'_>, name: &str, verdict: &str, detail: &str, wait: bool) -> PyResult<()> {
         let verdict: Verdict = verdict.parse().map_err(invalid)?;
         py.detach(|| self.session.keep_canary(name, verdict, detail, wait));
         Ok(())
     }
 
-    /// What the verdict on an engine, or on one of our kernel families, is kept under on a device; -1 is the card that a rehearsal
-    /// plays.
+    /// The name under which the verdict on an engine, or on one of our kernel families, is kept for a device. Device -1
+    /// is the card that a rehearsal plays.
     #[pyo3(signature = (device, engine, gpu = None))]
     fn canary_name(&self, device: i32, engine: &str, gpu: Option<&PyGpu>) -> String {
         let card = self.card(device);
         gpu.map_or_else(|| card.name(engine), |gpu| card.name_of_family(gpu.engine(), engine))
     }
 
-    /// The verdict on an engine of torch's on a device. One that is not known is found by `run`, which runs the canary's child with
-    /// these arguments for at most that many seconds; `deadline` takes the place of the engine's own. What happens goes to `say`.
+    /// The verdict on one of torch's engines on a device. If it is unknown, `run` runs the canary's child with the
+    /// given arguments for at most the given seconds. `deadline` replaces the engine's own. `say` receives progress.
     #[pyo3(signature = (device, engine, run, say, deadline = None))]
     fn ensure_canary(
         &self,
@@ -82,18 +112,21 @@ impl PySession {
     ) -> PyResult<(&'static str, String)> {
         let engine: EngineName = engine.parse().map_err(invalid)?;
         let deadline = deadline_of(engine, deadline)?;
+        let messages = Messages::new(say);
         let child = || {
+            messages.raised()?;
             let ran = run.call1((arguments(engine, device, &[]), deadline.as_secs_f64()))?;
             let outcome: RanByPython<'_> = ran.extract()?;
             let (verdict, detail) = outcome.judged();
             PyResult::Ok((verdict, detail, outcome.has_begun()))
         };
-        let said = |message: &str| drop(say.call1((message,)));
-        let (verdict, detail) = self.session.ensure_canary(&self.card(device), engine, deadline, child, &said)?;
+        let found = self.session.ensure_canary(&self.card(device), engine, deadline, child, &|it| messages.say(it));
+        messages.raised()?;
+        let (verdict, detail) = found?;
         Ok((verdict.name(), detail))
     }
 
-    /// Has our kernel families tried on a device that are not known there: as `ensure_canary`.
+    /// Tries the kernel families that are not yet known on a device, like `ensure_canary`.
     #[pyo3(signature = (device, gpu, run, say, deadline = None))]
     fn ensure_families(
         &self,
@@ -104,19 +137,23 @@ impl PySession {
         deadline: Option<f64>,
     ) -> PyResult<()> {
         let deadline = deadline_of(EngineName::Jit, deadline)?;
+        let messages = Messages::new(say);
         let try_in_child = |families: &[String]| {
+            messages.raised()?;
             let ran = run.call1((arguments(EngineName::Jit, device, families), deadline.as_secs_f64()))?;
             let outcome: RanByPython<'_> = ran.extract()?;
             PyResult::Ok(outcome.judged_families(families))
         };
-        let said = |message: &str| drop(say.call1((message,)));
         let families = gpu.families();
         let card = self.card(device);
-        self.session.ensure_families(&card, gpu.engine(), &[&families], deadline, try_in_child, &said)
+        let say = |message: &str| messages.say(message);
+        let ended = self.session.ensure_families(&card, gpu.engine(), &[&families], deadline, try_in_child, &say);
+        messages.raised()?;
+        ended
     }
 
-    /// In a canary's child: tries these families on a device (all where none are named) one after the other, each within a limit, and
-    /// tells standard output how each did. Verdict and detail of the whole. Waits for the device.
+    /// In a canary's child: tries these families on a device (all if none are named) one after the other, each within a
+    /// limit. Prints how each did. Returns verdict and detail of the whole. Waits for the device.
     fn try_families(
         &self,
         py: Python<'_>,
@@ -132,8 +169,9 @@ impl PySession {
         Ok((verdict.name(), detail))
     }
 
-    /// What is here for tensors on a device: `kernels` are ours, or why there are none; `affected` whether it is an RDNA1 card or plays
-    /// one; `is_hip` whether torch is built for ROCm. Lets our kernels run as far as their canaries passed.
+    /// What is available for tensors on a device. `kernels` are ours, or why there are none. `affected` says whether it
+    /// is an RDNA1 card or plays one, and `is_hip` whether torch is built for ROCm. Allows those of our kernels whose
+    /// canaries passed.
     #[pyo3(signature = (device, kernels, *, affected, is_hip))]
     fn situation(&self, device: i32, kernels: Kernels<'_>, affected: bool, is_hip: bool) -> PySituation {
         let card = self.card(device);
@@ -152,7 +190,7 @@ impl PySession {
         if affected {
             facts.canaries = self.session.engine_facts(&card);
         }
-        // On AMD's other chips few have seen our kernels run.
+        // On AMD's other chips, few people have seen our kernels run.
         let needs_canaries = affected || (is_hip && !card.is_rehearsed());
         match kernels {
             Kernels::Absent(why) => facts.absent.push((EngineName::Jit, why)),
@@ -165,13 +203,42 @@ impl PySession {
         PySituation { situation: facts.situation(), rehearsed: card.is_rehearsed() }
     }
 
-    /// Plans a convolution on a device by the settings in a situation, without what failed on it there.
+    /// Plans a convolution on a device with these settings in a situation, without engines that failed on it there.
     fn plan(&self, problem: &PyProblem, device: &str, settings: &PySettings, situation: &PySituation) -> PyPlan {
         let (settings, here) = (&settings.settings.plan, &situation.situation);
         PyPlan { plan: self.session.plan(&problem.problem, device, settings, here, situation.rehearsed) }
     }
 
-    /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it. What an
+    /// Plans a convolution like `plan`, and counts that the user's program asked for it. Returns the plan with
+    /// everything that is kept for its calls: the engines in their order, and their counts.
+    fn route(
+        &self,
+        problem: &PyProblem,
+        device: &str,
+        settings: &PySettings,
+        situation: &PySituation,
+    ) -> (PyPlan, Vec<PlannedEngine>, Tally) {
+        let plan = self.plan(problem, device, settings, situation).plan;
+        if !situation.rehearsed && !plan.engines.is_empty() {
+            self.session.saw(&problem.problem);
+        }
+        let (key, native) = (problem.problem.to_string(), situation.situation.torch_engine());
+        let is_auto = settings.settings.plan.strategy == Strategy::Auto;
+        let may_lose = is_auto && plan.engines.starts_with(&[EngineName::Jit, EngineName::Aten]);
+        let planned = |&engine: &EngineName| {
+            let tile = plan.tile.filter(|_| engine == EngineName::Tiled);
+            let computes = tile.map_or(engine, |tile| tile.inner);
+            let shown = tile.map_or_else(|| engine.name().to_owned(), |tile| format!("tiled({})", tile.inner));
+            let label = Label::of(&key, &shown);
+            let races = may_lose && engine == EngineName::Jit;
+            (shown, computes.name(), tile.map(|tile| tile.output_limit), computes != native, races, label)
+        };
+        let engines: Vec<PlannedEngine> = plan.engines.iter().map(planned).collect();
+        let tally = Tally::of(plan.engines.iter().copied());
+        (PyPlan { plan }, engines, tally)
+    }
+
+    /// Learns how a convolution ended on an engine in this run, and keeps it. Returns true if plans may change. What an
     /// emulated card did is kept as a rehearsal.
     fn learn(
         &self,
@@ -186,7 +253,14 @@ impl PySession {
         Ok(self.session.learn(&problem.problem, engine, verdict, seconds, detail))
     }
 
-    /// Notes that an engine failed on a convolution on a device: it is not tried for it again in this process.
+    /// Learns the times of our kernels and of torch's, which were timed in turns. Returns whether torch's are used from
+    /// now on.
+    fn learn_race(&self, problem: &PyProblem, ours: f64, torchs: f64) -> bool {
+        self.session.learn_race(&problem.problem, ours, torchs)
+    }
+
+    /// Notes that an engine failed on a convolution on a device. This process does not try it for that convolution
+    /// again.
     fn note_failure(&self, problem: &PyProblem, device: &str, engine: &str, detail: &str) -> PyResult<()> {
         let engine: EngineName = engine.parse().map_err(invalid)?;
         self.session.note_failure(&problem.problem, device, engine, detail);
@@ -199,7 +273,7 @@ impl PySession {
         failures.map(|(problem, engine, detail)| (problem.to_string(), engine.name(), detail)).collect()
     }
 
-    /// Forgets what failed, and how many convolutions that concerned.
+    /// Forgets what failed. Returns the number of convolutions concerned.
     fn forget_failures(&self) -> usize {
         self.session.forget_failures()
     }
@@ -214,9 +288,9 @@ impl PySession {
         self.session.keep_first_result(kernel.prepared(), right, detail, rehearsed);
     }
 
-    /// What is known here, and what these layers were computed by, as "text" or as an "html" page.
+    /// What is known here, and what computed these layers, as "text" or as an "html" page.
     ///
-    /// A layer is its name, its convolution, how often it was asked for and how often each engine computed it.
+    /// A layer is its name, its convolution, how often it was asked for, and how often each engine computed it.
     fn render(
         &self,
         machine: &str,
@@ -237,7 +311,7 @@ impl PySession {
         let evidence = self.session.evidence(rehearsal);
         let mut report = Report::new(machine, &evidence, shown, |problem| match plans.get(problem) {
             Some(plan) => (*plan).clone(),
-            // Known from an earlier run and not asked for in this one.
+            // Known from an earlier run, and not asked for in this one.
             None => plan(problem, &Settings::default(), &Situation::cpu_tensors(), &evidence),
         });
         report.rehearsal |= rehearsal;
@@ -246,11 +320,6 @@ impl PySession {
             "html" => Ok(report.to_html()),
             other => Err(invalid(format!("unknown form {other:?}: expected text or html"))),
         }
-    }
-
-    /// Counts a convolution that the user's program asked for.
-    fn saw(&self, problem: &PyProblem) {
-        self.session.saw(&problem.problem);
     }
 }
 
@@ -264,7 +333,7 @@ fn deadline_of(engine: EngineName, given: Option<f64>) -> PyResult<Duration> {
     given.map_or_else(|| Ok(canary::deadline(engine)), |seconds| Duration::try_from_secs_f64(seconds).map_err(invalid))
 }
 
-/// What the canary's child is started with.
+/// The arguments of the canary's child.
 fn arguments(engine: EngineName, device: i32, families: &[String]) -> Vec<String> {
     let mut all = vec![engine.name().to_owned()];
     all.extend(if device < 0 {

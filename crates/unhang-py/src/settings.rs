@@ -11,7 +11,7 @@ use unhang_plan::{ProcessSettings, Strategy, Value};
 
 use crate::errors::invalid;
 
-/// How convolutions are planned: a value. Equal settings are the same settings.
+/// How convolutions are planned, as a value. Equal settings are the same settings.
 #[pyclass(frozen, subclass, name = "Settings", module = "unhang")]
 pub struct PySettings {
     pub(crate) settings: ProcessSettings,
@@ -19,11 +19,11 @@ pub struct PySettings {
     number: OnceLock<u32>,
 }
 
-/// Settings that convolutions are planned by in this process, by their number less one. Equal ones have one number. Only
-/// taken with the interpreter's lock.
+/// The settings of this process; the number of each is its index plus one. Equal settings share a number. Taken only
+/// with the interpreter's lock.
 static NUMBERED: Mutex<Vec<Py<PySettings>>> = Mutex::new(Vec::new());
 
-/// The number by which calls that come without the interpreter know these settings: never 0.
+/// The number by which calls without the interpreter know these settings; never 0.
 pub(crate) fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
     *settings.get().number.get_or_init(|| {
         let mut all = NUMBERED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,13 +36,13 @@ pub(crate) fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
     })
 }
 
-/// The settings of that number.
+/// The settings with that number.
 pub(crate) fn numbered(py: Python<'_>, number: u32) -> Option<Py<PySettings>> {
     let place = usize::try_from(number).ok()?.checked_sub(1)?;
     NUMBERED.lock().unwrap_or_else(PoisonError::into_inner).get(place).map(|it| it.clone_ref(py))
 }
 
-/// A value of Python's; an enumeration's member is its value.
+/// A Python value; a member of an enumeration becomes its value.
 fn value(found: &Bound<'_, PyAny>) -> PyResult<Value> {
     if let Ok(flag) = found.cast::<PyBool>() {
         return Ok(Value::Flag(flag.is_true()));
@@ -63,7 +63,7 @@ fn changed(mut settings: ProcessSettings, changes: Option<&Bound<'_, PyDict>>) -
     for (name, found) in changes.into_iter().flat_map(|changes| changes.iter()) {
         let name: String = name.extract()?;
         let found = match value(&found)? {
-            // Shown as Python shows it: a text where a flag is expected has its quotes.
+            // Shown as Python shows it: a text where a flag is expected has quotes.
             Value::Name(_) if name != "strategy" => Value::Other(found.repr()?.to_string()),
             other => other,
         };
@@ -95,13 +95,13 @@ impl PySettings {
         Ok(PySettings::made(py, changed(settings, changes)?))
     }
 
-    /// The settings as text. It means the same in every process, so a traced and saved graph may hold it.
+    /// The settings as text. It means the same in every process, so a traced and saved graph may contain it.
     #[getter]
     fn token(&self, py: Python<'_>) -> Py<PyString> {
         self.token.clone_ref(py)
     }
 
-    /// Reads `token` back; a part that is unknown or unreadable is an error that names it.
+    /// Reads `token` back. An unknown or unreadable part is an error that names it.
     #[staticmethod]
     fn from_token(py: Python<'_>, token: &str) -> PyResult<PySettings> {
         Ok(PySettings::made(py, ProcessSettings::from_token(token).map_err(invalid)?))
@@ -132,7 +132,7 @@ impl PySettings {
         hasher.finish()
     }
 
-    /// What pickling and copying call the class with.
+    /// The arguments with which pickling and copying call the class.
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
         let named = PyDict::new(py);
         for name in ProcessSettings::NAMES {
@@ -151,7 +151,7 @@ impl PySettings {
     }
 }
 
-/// The strategies that a plan can be made by; see `docs/how-it-decides.md`.
+/// The names of the strategies; see `docs/how-it-decides.md`.
 pub(crate) fn strategies() -> Vec<&'static str> {
     Strategy::ALL.iter().map(|strategy| strategy.name()).collect()
 }

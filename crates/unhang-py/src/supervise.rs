@@ -46,19 +46,19 @@ impl PyOutcome {
         &self.outcome.output
     }
 
-    /// Whether it came to what it is for: a canary's child that was ended while it imported torch is no evidence.
+    /// Whether it got to its trial. A canary's child that ended while importing torch is not evidence.
     #[getter]
     fn began(&self) -> bool {
         self.began
     }
 
-    /// What that means of a canary's child: verdict and detail.
+    /// The meaning for a canary: verdict and detail.
     fn canary(&self) -> (&'static str, String) {
         let (verdict, detail) = self.judged();
         (verdict.name(), detail)
     }
 
-    /// What that means of each kernel family that the child was asked for and got to, and whether one hung.
+    /// The meaning for each requested kernel family that the child got to, and whether one hung.
     fn families(&self, asked: Vec<String>) -> (Vec<(String, &'static str, String)>, bool) {
         let found = self.judged_families(&asked);
         (found.judged.into_iter().map(|it| (it.family, it.verdict.name(), it.detail)).collect(), found.hung)
@@ -82,12 +82,12 @@ impl PyOutcome {
     }
 }
 
-/// A command, and variables to set or, without a value, to unset.
+/// A command, and variables to set, or to unset if they have no value.
 type Start = (Vec<String>, Environment);
 
 type Environment = Vec<(String, Option<String>)>;
 
-/// How a Python child of ours is started that runs a module; `folders` is the text of a list of folders that come first.
+/// How to start a Python child of ours that runs a module. `folders` is the text of a list of folders that come first.
 #[pyfunction]
 pub(crate) fn python_start(interpreter: &str, folders: &str, module: &str, arguments: Vec<String>) -> Start {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -95,7 +95,7 @@ pub(crate) fn python_start(interpreter: &str, folders: &str, module: &str, argum
     (start.command, start.environment)
 }
 
-/// A line of a child as its parent believes it.
+/// Marks a line of a child so that its parent accepts it.
 #[pyfunction]
 pub(crate) fn child_answer(text: &str) -> String {
     answer::line(text)
@@ -113,7 +113,7 @@ pub(crate) fn supervise(
     run(py, (command, environment), deadline, |child| Ok((unhang_probe::supervise(child)?, true)))
 }
 
-/// Runs a canary's child within a deadline in seconds, which counts from when it has imported torch.
+/// Runs a canary's child within a deadline in seconds, which starts when it has imported torch.
 #[pyfunction]
 #[pyo3(signature = (command, deadline, environment = Vec::new()))]
 pub(crate) fn supervise_canary(
@@ -138,7 +138,7 @@ fn run(
     Ok(PyOutcome { outcome, deadline, began })
 }
 
-/// The line with which a canary's child answers.
+/// The line with a canary child's answer.
 #[pyfunction]
 pub(crate) fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {
     let verdict: Verdict = verdict.parse().map_err(invalid)?;
@@ -151,7 +151,7 @@ pub(crate) fn end_with_parent() {
     unhang_probe::child::end_with_parent();
 }
 
-/// The line with which it says which torch it has.
+/// The line with which a child names its torch.
 #[pyfunction]
 pub(crate) fn canary_torch(build: &str) -> String {
     canary::torch_line(build)

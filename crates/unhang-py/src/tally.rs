@@ -1,4 +1,4 @@
-//! What computed, counted without locks.
+//! Counts which engines computed, without locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pyo3::prelude::*;
 use unhang_engine::EngineName;
 
-/// Counts of what computed: one for each engine, and of how many were bypasses. A plan's engines are named by their
-/// place in it; plans that are made anew for the same convolution share the counts, whatever their order.
+/// Counts of computations per engine, and of bypasses. A plan's engines are named by their position in it. New plans
+/// for the same convolution share the counts, whatever their order.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Tally {
-    /// By place in the plan: the engine, by its place among all.
+    /// By position in the plan: the engine, as its index among all engines.
     engines: Vec<usize>,
     counts: Arc<Counts>,
 }
 
-/// The counts by engine; the last is for what has no name.
+/// The counts by engine; the last is for engines without a name.
 #[derive(Default)]
 pub(crate) struct Counts {
     by_engine: [AtomicU64; EngineName::ALL.len() + 1],
     bypasses: AtomicU64,
 }
 
-/// One engine's place in a tally, for calls that come without the interpreter.
+/// One engine's position in a tally, for calls without the interpreter.
 pub(crate) struct Counter {
     counts: Arc<Counts>,
     slot: usize,
@@ -35,12 +35,12 @@ impl Counter {
         self.counts.count(self.slot, self.bypass);
     }
 
-    /// The engine; none for what has no name.
+    /// The engine; `None` if it has no name.
     pub(crate) fn engine(&self) -> Option<&'static str> {
         EngineName::ALL.get(self.slot).map(|engine| engine.name())
     }
 
-    /// Whether it is one that goes past what torch does by itself.
+    /// Whether it bypasses what torch does by itself.
     pub(crate) fn is_bypass(&self) -> bool {
         self.bypass
     }
@@ -54,9 +54,14 @@ impl Counts {
 }
 
 impl Tally {
-    /// The place of the plan's first engine.
+    /// The counter of the plan's first engine.
     pub(crate) fn first(&self, bypass: bool) -> Counter {
         Counter { counts: Arc::clone(&self.counts), slot: self.slot(0), bypass }
+    }
+
+    /// For a new plan's engines.
+    pub(crate) fn of(engines: impl Iterator<Item = EngineName>) -> Tally {
+        Tally { engines: engines.map(|engine| engine as usize).collect(), counts: Arc::default() }
     }
 
     fn slot(&self, place: usize) -> usize {
@@ -66,7 +71,8 @@ impl Tally {
 
 #[pymethods]
 impl Tally {
-    /// For engines by name, "tiled(aten)" being tiled; `earlier` is the tally of another plan for the same convolution.
+    /// For engines by name; "tiled(aten)" counts as tiled. `earlier` is the tally of another plan for the same
+    /// convolution.
     #[new]
     #[pyo3(signature = (names = Vec::new(), earlier = None))]
     fn new(names: Vec<String>, earlier: Option<&Tally>) -> Tally {
@@ -78,12 +84,12 @@ impl Tally {
         Tally { engines: names.iter().map(place).collect(), counts }
     }
 
-    /// Counts one computation by the engine in that place.
+    /// Counts one computation by the engine at that position.
     fn count(&self, place: usize, bypass: bool) {
         self.counts.count(self.slot(place), bypass);
     }
 
-    /// The counts by place, without the zeros at the end.
+    /// The counts by position, without trailing zeros.
     #[getter]
     fn by_place(&self) -> Vec<u64> {
         let mut counts: Vec<u64> =
@@ -100,7 +106,7 @@ impl Tally {
         self.counts.by_engine.iter().map(|count| count.load(Relaxed)).sum()
     }
 
-    /// Those that went past what torch does by itself.
+    /// Those that bypassed what torch does by itself.
     #[getter]
     fn bypasses(&self) -> u64 {
         self.counts.bypasses.load(Relaxed)

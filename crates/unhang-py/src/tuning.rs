@@ -1,5 +1,5 @@
-//! Tuning on first use, for Python: contests that torch's calls take forward a step at a time. What is done when is
-//! `unhang-session`'s; memory, streams and the comparison of the winner are torch's.
+//! Tuning on first use, for Python: contests that torch's calls advance a step at a time. `unhang-session` decides what
+//! happens when; torch provides memory and streams, and compares the winner.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::problem::PyProblem;
 use crate::session::PySession;
 use crate::watchdog::PyWatchdog;
 
-/// A program that sees ever new sizes must not fill its memory with contests.
+/// A program with ever new sizes must not fill its memory with contests.
 const MOST_CONTESTS: usize = 10_000;
 
 /// The contests of a process.
@@ -62,14 +62,14 @@ impl PyContests {
     }
 }
 
-/// The candidates for one convolution on one device, and what they took so far.
+/// The candidates for one convolution on one device, and their times so far.
 #[pyclass(frozen, name = "Contest", module = "unhang._core")]
 pub struct PyContest {
     gpu: Py<PyGpu>,
     problem: Problem,
-    /// From its first step on.
+    /// Set from its first step on.
     polled: Mutex<Option<PolledContest<Arc<Prepared>, Timing>>>,
-    /// What is to be done once there is memory for it.
+    /// The next action, once there is memory for it.
     pending: Mutex<Option<Next<Arc<Prepared>>>>,
     is_claimed: AtomicBool,
     is_over: AtomicBool,
@@ -80,38 +80,38 @@ type Addresses = (u64, u64, u64, u64, u64, u64);
 
 #[pymethods]
 impl PyContest {
-    /// Whether nothing better can come of it any more.
+    /// Whether it cannot find anything better any more.
     #[getter]
     fn over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// What everything took that was timed: seconds by choice.
+    /// The times of everything that was measured: seconds by choice.
     #[getter]
     fn times(&self) -> HashMap<String, Vec<f64>> {
         let times = |it: &Contest| it.times().into_iter().map(|it| (it.choice, it.seconds)).collect();
         self.with(times).unwrap_or_default()
     }
 
-    /// Those that may win, the fastest first.
+    /// The choices that may still win, fastest first.
     #[getter]
     fn ranked(&self) -> Vec<String> {
         self.with(|it| it.ranked().iter().map(ToString::to_string).collect()).unwrap_or_default()
     }
 
-    /// Who failed, and why.
+    /// The choices that failed, and why.
     #[getter]
     fn failures(&self) -> Vec<String> {
         self.with(|it| it.failures().to_vec()).unwrap_or_default()
     }
 
-    /// Rounds that were begun.
+    /// The number of rounds begun.
     #[getter]
     fn rounds(&self) -> u32 {
         self.with(Contest::rounds).unwrap_or_default()
     }
 
-    /// Takes the next step for the calling thread, until `release`; false where another thread has it.
+    /// Claims the next step for the calling thread, until `release`; false if another thread has it.
     fn claim(&self) -> bool {
         !self.is_claimed.swap(true, Ordering::AcqRel)
     }
@@ -121,8 +121,8 @@ impl PyContest {
         self.is_claimed.store(false, Ordering::Release);
     }
 
-    /// Looks what is to be done now: the bytes of workspace that it takes; `None` if that is nothing yet, or it is over. Candidates
-    /// take at most `workspace_limit` bytes.
+    /// Determines the next action and returns the bytes of workspace that it needs. `None` if there is nothing to do
+    /// yet, or the contest is over. Candidates use at most `workspace_limit` bytes.
     fn poll(
         &self,
         py: Python<'_>,
@@ -140,7 +140,7 @@ impl PyContest {
                     |choice: &str| session.session.refuses(&self.problem, EngineName::Jit, choice, rehearsed);
                 let mut contest = Contest::of_candidates(effort, engine, &self.problem, workspace_limit, is_refused);
                 for choice in contest.contenders() {
-                    // As many kernels are loaded as may be, for one.
+                    // For example, because the most kernels allowed are already loaded.
                     if let Err(error) = engine.compile_choice_later(&self.problem, choice) {
                         contest.leave_out(choice, &error.to_string());
                     }
@@ -164,8 +164,8 @@ impl PyContest {
         Ok(Some(bytes))
     }
 
-    /// Puts the round that `poll` found into the stream, with a watchdog that names a candidate which hangs; false where everything is
-    /// measured. The caller vouches for the memory as with `Kernel.launch`.
+    /// Queues the round that `poll` found on the stream, with a watchdog that names a candidate that hangs. Returns
+    /// false if everything is measured. The caller guarantees what `Kernel.launch` requires of the memory.
     fn measure(
         &self,
         py: Python<'_>,
@@ -196,7 +196,7 @@ impl PyContest {
         Ok(true)
     }
 
-    /// The kernels that may win now that everything is measured, the fastest first.
+    /// The kernels that may win after all measurements, fastest first.
     fn finalists(&self, py: Python<'_>) -> Vec<PyKernel> {
         match locked(&self.pending).take() {
             Some(Next::Decide(ranked)) => {
@@ -206,14 +206,14 @@ impl PyContest {
         }
     }
 
-    /// Leaves a kernel out.
+    /// Excludes a kernel.
     fn leave_out(&self, kernel: &PyKernel, why: &str) {
         if let Some(polled) = &mut *locked(&self.polled) {
             polled.leave_out(*kernel.prepared().choice(), why);
         }
     }
 
-    /// Takes this kernel for the convolution from now on, in this process and the next.
+    /// Uses this kernel for the convolution from now on, in this process and the next.
     fn won(&self, session: &PySession, kernel: &PyKernel) -> PyResult<()> {
         let (engine, winner) = (self.gpu.get().own()?, *kernel.prepared().choice());
         self.with(|contest| session.session.take_winner(engine, &self.problem, contest, winner));
@@ -221,7 +221,7 @@ impl PyContest {
         Ok(())
     }
 
-    /// Leaves it at what computes the convolution now.
+    /// Ends the contest and keeps what computes the convolution now.
     fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         if let Some(polled) = &mut *locked(&self.polled) {

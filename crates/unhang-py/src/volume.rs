@@ -1,4 +1,4 @@
-//! A 3-d convolution and what it is folded into, for Python.
+//! A 3-d convolution and the 2-d ones that it is folded into, for Python.
 
 use pyo3::prelude::*;
 use unhang_conv::{Planes, Volume, VolumeSpecification};
@@ -12,15 +12,17 @@ pub struct PyVolume {
     volume: Volume,
 }
 
-/// Images, channels, the first depth, depths along images and along channels; each range is a start or a step, and a count.
+/// Images, channels, the first depth, depths along images and along channels. Each range is a start or a step, and a
+/// count.
 type Ranges = ((usize, usize), (usize, usize), i64, (i64, usize), (i64, usize));
 
-/// A 2-d problem, and what its first, second and result are of the 3-d convolution's; `None` if they only have one axis less.
+/// A 2-d problem, and the parts of the 3-d convolution that make up its first operand, second operand and result.
+/// `None` if they differ only by one axis less.
 type FoldedPart = (PyProblem, Option<[Ranges; 3]>);
 
 #[pymethods]
 impl PyVolume {
-    /// From torch's own arguments; raises `ValueError`, naming the numbers, where they make no convolution.
+    /// From torch's own arguments. Raises `ValueError`, with the numbers, if they do not describe a convolution.
     #[new]
     #[pyo3(signature = (input, weight, stride, padding, dilation, transposed, output_padding, groups, data_type, channels_last, direction))]
     #[allow(clippy::too_many_arguments, reason = "Python names its arguments")]
@@ -71,8 +73,8 @@ impl PyVolume {
         self.volume.output_shape()
     }
 
-    /// The 2-d convolutions that compute it, each with what its operands are made of; then which of this one's operands the parts'
-    /// first, second and result are; then depths of the result that are zero.
+    /// The 2-d convolutions that compute it, each with what its operands are made of. Then which operands of this
+    /// convolution the parts' first, second and result are. Then the depths of the result that are zero.
     fn fold(&self) -> PyResult<(Vec<FoldedPart>, [usize; 3], Vec<Ranges>)> {
         let fold = self.volume.fold(self.volume.fold_limit()).map_err(invalid)?;
         let parts = fold.parts.into_iter().map(|part| {

@@ -1,23 +1,25 @@
-//! The watchdog, for Python: which convolution hangs, and the end of the process that waits for it.
+//! The watchdog, for Python: finds which convolution hangs, and ends the process that waits for it.
 //!
-//! What hangs is found by `unhang-watchdog`, and told and ended by `unhang-session`. None of that needs the interpreter's lock: a
-//! thread that hangs may hold it for ever.
+//! `unhang-watchdog` finds the hang; `unhang-session` reports it and ends the process. None of that needs the
+//! interpreter's lock, because a hanging thread may hold it for ever.
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use unhang_session::{Farewell, Runtime, Subject, Watchdog, WatchedCall, say};
 
+use crate::forking::is_forked;
 use crate::knowledge::{PyMachine, PyStore};
 use crate::problem::PyProblem;
 
-/// Watches convolutions of this process, and ends it when one hangs.
+/// Watches the convolutions of this process, and ends it if one hangs.
 #[pyclass(frozen, name = "Watchdog", module = "unhang._core")]
 pub struct PyWatchdog {
-    watchdog: Watchdog,
+    watchdog: Arc<Watchdog>,
 }
 
 /// A convolution on an engine, as the watchdog knows it.
@@ -26,14 +28,35 @@ pub(crate) struct PyWatched {
     subject: Arc<Subject>,
 }
 
-/// A call that is watched.
+/// A watched call. If it is dropped before it has ended, it is forgotten: a signal's handler may raise before Python
+/// has it.
 #[pyclass(frozen, name = "WatchedCall", module = "unhang._core")]
 pub(crate) struct PyCall {
+    watchdog: Arc<Watchdog>,
     call: WatchedCall,
+    is_over: AtomicBool,
 }
 
-/// Seconds after which a convolution, other work and a call on the host hang, by the variables that name them, and what is wrong
-/// with those.
+impl PyCall {
+    /// The call has returned, on a thread that may hold the interpreter's lock or not.
+    pub(crate) fn end(&self) {
+        if !self.is_over.swap(true, Relaxed) {
+            self.watchdog.end(&self.call);
+        }
+    }
+}
+
+impl Drop for PyCall {
+    fn drop(&mut self) {
+        // A thread of the parent may have held the watchdog's locks when it forked.
+        if !self.is_over.swap(true, Relaxed) && !is_forked() {
+            self.watchdog.forget(&self.call);
+        }
+    }
+}
+
+/// The deadlines in seconds for a convolution, other work and a call on the host, from their variables; and what is
+/// wrong with those variables.
 #[pyfunction]
 pub(crate) fn hang_deadlines() -> ((f64, f64, f64), Vec<String>) {
     let mut wrong = Vec::new();
@@ -45,8 +68,8 @@ pub(crate) fn hang_deadlines() -> ((f64, f64, f64), Vec<String>) {
 
 #[pymethods]
 impl PyWatchdog {
-    /// Starts watching. Deadlines are in seconds: of a convolution, of other work, of a call on the host; `folder` is where `unhang run` looks for what happened; `signal` is one
-    /// for which faulthandler prints the stacks.
+    /// Starts watching. Deadlines are in seconds: of a convolution, of other work, of a call on the host. `folder` is
+    /// where `unhang run` looks for the report. At `signal`, faulthandler prints the stacks.
     #[new]
     fn new(
         store: &PyStore,
@@ -67,7 +90,7 @@ impl PyWatchdog {
         };
         let last = move || {
             flush_python();
-            say("where each thread of Python stands:");
+            say("the Python stack of each thread:");
             let _ = signal_hook::low_level::raise(signal);
         };
         let machine = machine.fingerprint.clone();
@@ -75,10 +98,10 @@ impl PyWatchdog {
         let runtime = if is_hip { Runtime::Hip } else { Runtime::Cuda };
         let watchdog = Watchdog::start(settings, runtime, farewell)
             .map_err(|error| PyOSError::new_err(format!("no thread for the watchdog: {error}")))?;
-        Ok(PyWatchdog { watchdog })
+        Ok(PyWatchdog { watchdog: Arc::new(watchdog) })
     }
 
-    /// A convolution on an engine that is going to be watched.
+    /// A convolution on an engine, to be watched.
     #[staticmethod]
     fn watched(problems: Vec<PyRef<'_, PyProblem>>, engine: &str, rehearsed: bool) -> PyResult<PyWatched> {
         let engine = engine.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
@@ -88,24 +111,25 @@ impl PyWatchdog {
         })
     }
 
-    /// A call begins on a stream of a device; `None` if it cannot be watched, as while a graph is recorded.
+    /// A call begins on a stream of a device; `None` if it cannot be watched, for example while a graph is recorded.
     ///
-    /// Without the interpreter's lock: a driver whose queue is full lets us wait, and what it waits for may need Python.
+    /// Releases the interpreter's lock: a driver with a full queue makes us wait, and what it waits for may need
+    /// Python.
     fn begin(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
         py.detach(|| self.begin_unlocked(watched, device, stream))
     }
 
     /// A call begins that is over when it returns.
     pub(crate) fn begin_host(&self, watched: &PyWatched) -> PyCall {
-        PyCall { call: self.watchdog.begin_host(&watched.subject) }
+        self.call(self.watchdog.begin_host(&watched.subject))
     }
 
     /// A call has returned.
     fn end(&self, py: Python<'_>, call: &PyCall) {
-        py.detach(|| self.end_unlocked(call));
+        py.detach(|| call.end());
     }
 
-    /// Stops watching, for at most that many seconds; whether its threads have ended.
+    /// Stops watching, within at most that many seconds. Returns whether its threads have ended.
     fn stop(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let patience =
             Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -114,12 +138,16 @@ impl PyWatchdog {
 }
 
 impl PyWatchdog {
-    /// A call begins, for a thread that does not hold the interpreter's lock.
-    pub(crate) fn begin_unlocked(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
-        self.watchdog.begin(&watched.subject, device, stream).map(|call| PyCall { call })
+    fn call(&self, call: WatchedCall) -> PyCall {
+        PyCall { watchdog: self.watchdog.clone(), call, is_over: AtomicBool::new(false) }
     }
 
-    /// One candidate of our kernels for a convolution is launched by `run`: inside of a call that is watched, or in a rehearsal.
+    /// A call begins on a thread that does not hold the interpreter's lock.
+    pub(crate) fn begin_unlocked(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
+        self.watchdog.begin(&watched.subject, device, stream).map(|call| self.call(call))
+    }
+
+    /// `run` launches one candidate of our kernels for a convolution, inside a watched call or in a rehearsal.
     pub(crate) fn watch_candidate<T>(&self, subject: Subject, device: i32, stream: u64, run: impl FnOnce() -> T) -> T {
         let subject = Arc::new(subject);
         let call = if device < 0 {
@@ -133,14 +161,9 @@ impl PyWatchdog {
         }
         ran
     }
-
-    /// A call has returned, likewise.
-    pub(crate) fn end_unlocked(&self, call: &PyCall) {
-        self.watchdog.end(&call.call);
-    }
 }
 
-/// What the program printed and Python still holds back. A thread that hangs with the interpreter's lock keeps it.
+/// Prints what the program wrote and Python still buffers. A hanging thread with the interpreter's lock prevents that.
 fn flush_python() {
     let (done, when_done) = std::sync::mpsc::channel();
     let spawned = std::thread::Builder::new().name("unhang-flush".to_owned()).spawn(move || {

@@ -1,4 +1,4 @@
-//! What the accelerator's part of torch has: streams, and shortcuts to its allocator that go past the dispatcher.
+//! The accelerator's part of torch: streams, and shortcuts to its allocator that bypass the dispatcher.
 
 use std::ffi::c_void;
 
@@ -23,8 +23,8 @@ pub(super) type CurrentDevice = unsafe extern "C" fn(*mut i32) -> Code;
 pub(super) type CreateGuard = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
 pub(super) type DeleteGuard = unsafe extern "C" fn(*mut c_void) -> Code;
 
-/// What the accelerator's part of torch has, where there is one. Without the shortcuts of its allocator, which go past the
-/// dispatcher, memory comes from torch's general entry.
+/// The functions of the accelerator's part of torch, if there is one. Without the shortcuts to its allocator, memory
+/// comes from torch's general entry.
 #[derive(Default)]
 pub(super) struct Accelerator {
     pub stream: Option<CurrentStream>,
@@ -35,14 +35,14 @@ pub(super) struct Accelerator {
 }
 
 impl Accelerator {
-    /// Finds it; `torch` is the library that every torch has.
+    /// Finds them; `torch` is the library that every torch has.
     pub(super) fn find(torch: &Library) -> Accelerator {
         let Some(library) = ["libtorch_cuda.so", "libtorch_hip.so"].iter().find_map(|name| loaded(name)) else {
             return Accelerator::default();
         };
         macro_rules! function {
             ($library:expr, $type:ty, $name:literal) => {
-                // SAFETY: as with `Functions`: the name is torch's, and with it the signature.
+                // SAFETY: as with `Functions`: the name is torch's, and so is the signature.
                 unsafe { $library.get::<$type>($name.as_bytes()) }.ok().map(|symbol| *symbol)
             };
         }
@@ -63,27 +63,27 @@ impl Accelerator {
         }
     }
 
-    /// Whether a device is this thread's current one. By the C interface, which returns a code where C++ would throw: this
-    /// is asked where nothing may be thrown.
+    /// Whether a device is this thread's current one. Uses the C interface, which returns a code where C++ would throw,
+    /// because nothing may throw here.
     pub(super) fn is_current(&self, device_index: i32) -> bool {
         let mut current = -1;
-        // SAFETY: a place for the number.
+        // SAFETY: a valid pointer for the number.
         self.current.is_some_and(|ask| unsafe { ask(&mut current) } == 0) && current == device_index
     }
 
-    /// Makes a device this thread's current one until what is returned is dropped; `None` if it is that already.
+    /// Makes a device this thread's current one until the returned guard is dropped; `None` if it already is.
     pub(super) fn guard(&self, device_index: i32) -> Option<DeviceGuard> {
         let (create, delete) = self.guard?;
         if device_index < 0 || self.is_current(device_index) {
             return None;
         }
         let mut guard = std::ptr::null_mut();
-        // SAFETY: a place for the guard.
+        // SAFETY: a valid pointer for the guard.
         (unsafe { create(device_index, &mut guard) } == 0).then_some(DeviceGuard { guard, delete })
     }
 }
 
-/// While it lives another device is this thread's current one.
+/// Another device is this thread's current one as long as this exists.
 pub struct DeviceGuard {
     guard: *mut c_void,
     delete: DeleteGuard,
@@ -91,7 +91,7 @@ pub struct DeviceGuard {
 
 impl Drop for DeviceGuard {
     fn drop(&mut self) {
-        // SAFETY: what torch gave, once.
+        // SAFETY: torch returned it, and this releases it once.
         unsafe { (self.delete)(self.guard) };
     }
 }

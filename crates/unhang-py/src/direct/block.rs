@@ -1,24 +1,24 @@
-//! What plans the convolutions of one thread while it is inside of `unhang.enabled`.
+//! The settings for the convolutions of one thread while it is inside `unhang.enabled`.
 //!
-//! Autograd computes gradients on its own threads, which no thread-local of ours reaches. Torch copies what Python has stored in its
-//! thread's state to these threads; a function of Python's finds it there.
+//! Autograd computes gradients on its own threads, which no thread-local of ours reaches. Torch copies what Python has
+//! stored in its thread's state to these threads; a Python function finds it there.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
-use crate::errors::asked;
 use crate::settings::{PySettings, number_of};
 
-/// The numbers of settings by device type: CPU, CUDA. 0 leaves convolutions to torch.
+/// The numbers of the settings by device type: CPU, CUDA. 0 leaves convolutions to torch.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Block([u32; 2]);
 
 #[pymethods]
 impl Block {
-    /// For each device type what plans its convolutions; None leaves them to torch.
+    /// The settings for the convolutions of each device type; None leaves them to torch.
     #[new]
     #[pyo3(signature = (cpu, cuda))]
     fn new(cpu: Option<&Bound<'_, PySettings>>, cuda: Option<&Bound<'_, PySettings>>) -> Block {
@@ -29,18 +29,19 @@ impl Block {
 thread_local! {
     static ENTERED: Cell<Option<[u32; 2]>> = const { Cell::new(None) };
 }
-/// The number of threads inside a block. At zero nobody asks Python.
+/// The number of threads inside a block. While it is zero, Python is not asked.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// Python's function that returns the block that torch carried to this thread, or None.
-static ASK: OnceLock<Py<PyAny>> = OnceLock::new();
+/// Torch's functions that say whether it carried something to this thread and what, and the block's key; no functions in
+/// Python, as for graphs.
+static CARRIED: OnceLock<(Py<PyAny>, Py<PyAny>, Py<PyString>)> = OnceLock::new();
 
-/// From now on that function finds the block that torch carried to a thread.
+/// Sets where the block is that torch carried to a thread.
 #[pyfunction]
-pub(crate) fn carry_blocks(ask: Py<PyAny>) {
-    let _ = ASK.set(ask);
+pub(crate) fn carry_blocks(is_stored: Py<PyAny>, stored: Py<PyAny>, key: Py<PyString>) {
+    let _ = CARRIED.set((is_stored, stored, key));
 }
 
-/// This thread is inside of that block, or of none.
+/// Puts this thread inside that block, or outside all blocks.
 #[pyfunction]
 #[pyo3(signature = (block))]
 pub(crate) fn set_block(block: Option<&Block>) {
@@ -53,7 +54,7 @@ pub(crate) fn set_block(block: Option<&Block>) {
     }
 }
 
-/// The number of the settings that a block gives this thread for a device type by its place; none outside of blocks.
+/// The number of the settings that a block gives this thread for a device type, by its index; `None` outside blocks.
 pub(crate) fn settings(device: usize) -> Option<u32> {
     if THREADS.load(Relaxed) == 0 {
         return None;
@@ -62,10 +63,11 @@ pub(crate) fn settings(device: usize) -> Option<u32> {
 }
 
 fn carried() -> Option<[u32; 2]> {
-    let ask = ASK.get()?;
+    let (is_stored, stored, key) = CARRIED.get()?;
     Python::attach(|py| {
-        // What goes wrong there leaves the process's settings.
-        let found = asked(py, ask)?;
-        Some(found.cast::<Block>().ok()?.get().0)
+        // After an error, the process's settings apply.
+        let is_there = is_stored.bind(py).call1((key,)).ok()?.is_truthy().ok()?;
+        let found = is_there.then(|| stored.bind(py).call1((key,)).ok()).flatten()?;
+        Some(found.get_item(1).ok()?.cast::<Block>().ok()?.get().0)
     })
 }

@@ -1,19 +1,20 @@
-//! Torch's interface: the types that its functions take, and the functions, by name at run time. It is torch's C interface for
-//! extensions (2.10 and newer), and the few C++ entries that let an exception through.
+//! Torch's interface: the types that its functions take, and the functions, looked up by name at run time. It is
+//! torch's C interface for extensions (2.10 and newer), and the few C++ entries that let an exception through.
 //!
-//! The C interface turns exceptions into codes, and with them the type and the text that a user expects. What may raise
-//! is therefore called through torch's C++ entries, whose mangled names say what their arguments are: where a torch has
-//! others the name is not found, and calls go through Python as with an older torch. Of C++'s types only those occur
-//! that are a pointer, a number, or both with a flag.
+//! The C interface turns exceptions into codes, which lose the type and the text that a user expects. So whatever may
+//! raise is called through torch's C++ entries. Their mangled names state their argument types: if a torch has other
+//! types, the name is not found, and calls go through Python as with an older torch. The only C++ types used here are a
+//! pointer, a number, or both with a flag.
 
 use std::ffi::{c_char, c_void};
 
 use libloading::os::unix::{Library, RTLD_NOW};
 
-/// `RTLD_NOLOAD`: only what the process has loaded.
+/// `RTLD_NOLOAD`: only libraries that the process has already loaded.
 const ONLY_LOADED: i32 = 4;
 
-/// A tensor on the heap, as torch hands it out: a pointer to an `at::Tensor`, which is a pointer to what is counted.
+/// A tensor on the heap, as torch hands it out: a pointer to an `at::Tensor`, which is a pointer to the
+/// reference-counted object.
 pub(super) type Handle = *mut Raw;
 
 /// An `at::Tensor`.
@@ -24,7 +25,7 @@ pub(super) struct Raw(pub(super) *mut c_void);
 /// A list of numbers on torch's heap.
 pub(super) type ListHandle = *mut c_void;
 
-/// Numbers, as `c10::ArrayRef<c10::SymInt>` has them. A symbolic integer that is a number is the number.
+/// Numbers, as in `c10::ArrayRef<c10::SymInt>`. A symbolic integer that is a plain number is stored as that number.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
@@ -69,7 +70,7 @@ pub(super) struct OptionalType {
     pub(super) is_there: bool,
 }
 
-/// `std::array<bool, 3>`: which gradients are asked for.
+/// `std::array<bool, 3>`: which gradients are requested.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Mask {
@@ -78,57 +79,27 @@ pub(super) struct Mask {
     pub(super) bias: bool,
 }
 
-/// What a function of the C interface returns: 0 where all went well.
+/// The return value of the C interface's functions: 0 on success.
 pub(super) type Code = i32;
+/// Keys, both operands, bias, stride, padding, dilation, whether transposed, output padding, groups.
+#[rustfmt::skip]
 type Convolution = unsafe extern "C-unwind" fn(
-    *mut Raw,
-    u64,
-    Handle,
-    Handle,
-    *const OptionalRaw,
-    Numbers,
-    Numbers,
-    Numbers,
-    bool,
-    Numbers,
-    *const i64,
+    *mut Raw, u64, Handle, Handle, *const OptionalRaw, Numbers, Numbers, Numbers, bool, Numbers, *const i64,
 ) -> *mut Raw;
+/// [`Convolution`] and four flags.
+#[rustfmt::skip]
 type ConvolutionWithFlags = unsafe extern "C-unwind" fn(
-    *mut Raw,
-    u64,
-    Handle,
-    Handle,
-    *const OptionalRaw,
-    Numbers,
-    Numbers,
-    Numbers,
-    bool,
-    Numbers,
-    *const i64,
-    bool,
-    bool,
-    bool,
-    bool,
+    *mut Raw, u64, Handle, Handle, *const OptionalRaw, Numbers, Numbers, Numbers, bool, Numbers, *const i64, bool, bool, bool, bool,
 ) -> *mut Raw;
+/// Keys, three operands, the bias's sizes, the geometry as for [`Convolution`], and which gradients are requested.
+#[rustfmt::skip]
 type ConvolutionBackward = unsafe extern "C-unwind" fn(
-    *mut [Raw; 3],
-    u64,
-    Handle,
-    Handle,
-    Handle,
-    OptionalNumbers,
-    Numbers,
-    Numbers,
-    Numbers,
-    bool,
-    Numbers,
-    *const i64,
-    Mask,
+    *mut [Raw; 3], u64, Handle, Handle, Handle, OptionalNumbers, Numbers, Numbers, Numbers, bool, Numbers, *const i64, Mask,
 ) -> *mut [Raw; 3];
 /// The last argument is a `c10::MemoryFormat`.
 type Contiguous = unsafe extern "C-unwind" fn(*mut Raw, Handle, i8) -> *mut Raw;
 type Sum = unsafe extern "C-unwind" fn(*mut Raw, Handle, OptionalNumbers, bool, OptionalType) -> *mut Raw;
-/// A kernel, as torch calls it: arguments come in the slots, results go there.
+/// A kernel, as torch calls it: it takes its arguments from the slots and puts its results there.
 pub(super) type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
 
 macro_rules! functions {
@@ -137,8 +108,8 @@ macro_rules! functions {
         impl Functions {
             pub(super) fn find(library: &Library) -> Result<Functions, String> {
                 Ok(Functions { $($field: {
-                    // SAFETY: the name is one of torch's, and with it the signature: C names are kept for ever by
-                    // torch's own promise, C++ names contain the types of their arguments.
+                    // SAFETY: the name is torch's, and so is the signature. Torch promises to keep C names for ever,
+                    // and C++ names contain the types of their arguments.
                     *unsafe { library.get::<$type>($name.as_bytes()) }
                         .map_err(|_| format!("this torch has no {}", $name))?
                 },)* })
@@ -189,8 +160,8 @@ functions! {
         = "_ZN2at4_ops15sum_dim_IntList4callERKNS_6TensorEN3c1016OptionalArrayRefIlEEbSt8optionalINS5_10ScalarTypeEE";
 }
 
-/// A library that the process has loaded.
+/// A library that the process has already loaded.
 pub(super) fn loaded(name: &str) -> Option<Library> {
-    // SAFETY: nothing is loaded, so nothing of a library runs.
+    // SAFETY: this loads nothing, so no code of a library runs.
     unsafe { Library::open(Some(name), RTLD_NOW | ONLY_LOADED) }.ok()
 }

@@ -1,4 +1,4 @@
-//! Torch's entries: what a convolution is computed by, and memory for it.
+//! Torch's entries: what computes a convolution, and memory for it.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use super::c_interface::{Handle, ListHandle, Mask, Numbers, OptionalNumbers, Opt
 use super::tensors::{List, Tensor, TensorPlace};
 use super::torch::Torch;
 
-/// Everything about a convolution but its tensors.
+/// Everything about a convolution except its tensors.
 pub struct Geometry<'a> {
     pub stride: &'a [i64],
     pub padding: &'a [i64],
@@ -23,10 +23,10 @@ pub struct Geometry<'a> {
 /// How torch's own convolution chooses its kernel.
 #[derive(Clone, Copy, Default)]
 pub struct Flags {
-    /// Whether to measure which is fastest.
+    /// Whether to measure which kernel is fastest.
     pub benchmark: bool,
     pub deterministic: bool,
-    /// Whether the vendor's library may compute it: cuDNN, MIOpen.
+    /// Whether the vendor's library (cuDNN, MIOpen) may compute it.
     pub vendor: bool,
     pub allow_tf32: bool,
 }
@@ -38,8 +38,8 @@ impl From<[bool; 4]> for Flags {
     }
 }
 
-/// Memory of the accelerator for work that is queued before it is dropped: torch gives it to later work of the same stream
-/// only.
+/// Memory of the accelerator for work that is queued before this is dropped. Torch reuses it only for later work of the
+/// same stream.
 pub enum Scratch<'a> {
     Tensor(Tensor<'a>),
     Bytes(*mut c_void, Give),
@@ -58,40 +58,41 @@ impl Scratch<'_> {
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
         if let Scratch::Bytes(address, give) = self {
-            // SAFETY: what was taken, once.
+            // SAFETY: this memory was taken from torch, and is given back once.
             unsafe { give(*address) };
         }
     }
 }
 
 impl Torch {
-    /// Makes the device of a tensor this thread's current one until what is returned is dropped, where it is not.
+    /// Makes the device of a tensor this thread's current one until the returned guard is dropped, if it is not
+    /// already.
     pub fn on_device_of(&self, tensor: &Tensor<'_>) -> Option<DeviceGuard> {
         self.accelerator.guard(tensor.place()?.device_index)
     }
 
-    /// Where tensors of the CPU lie.
+    /// The place of CPU tensors.
     pub fn on_cpu(&self, data_type: DataType) -> TensorPlace {
         // SAFETY: no arguments.
         let device_type = unsafe { (self.functions.cpu)() };
         TensorPlace { data_type: self.number_of(data_type), device_type, device_index: -1 }
     }
 
-    /// That many bytes of the place's device.
+    /// Allocates that many bytes on the place's device.
     pub fn scratch(&self, bytes: u64, place: TensorPlace) -> Option<Scratch<'_>> {
         if let Some((take, give)) = self.accelerator.scratch
             && place.device_index >= 0
             && self.accelerator.is_current(place.device_index)
         {
             let mut address = std::ptr::null_mut();
-            // SAFETY: a place for the address.
+            // SAFETY: a valid pointer for the address.
             return (unsafe { take(bytes, &mut address) } == 0).then_some(Scratch::Bytes(address, give));
         }
         let of_bytes = TensorPlace { data_type: self.byte(), ..place };
         self.allocate(&[i64::try_from(bytes).ok()?], &[1], of_bytes).map(Scratch::Tensor)
     }
 
-    /// Memory for a result. Where memory has run out torch itself raises on an accelerator; elsewhere this is `None`.
+    /// Memory for a result. If memory runs out, torch itself raises on an accelerator; elsewhere this is `None`.
     pub fn result(&self, sizes: &[i64], strides: &[i64], place: TensorPlace) -> Option<Tensor<'_>> {
         let (Some(empty), true) = (self.accelerator.empty, place.device_index >= 0) else {
             return self.allocate(sizes, strides, place);
@@ -100,7 +101,7 @@ impl Torch {
         let device =
             OptionalDevice { kind: number(place.device_type)?, index: number(place.device_index)?, is_there: true };
         let mut result = MaybeUninit::<Raw>::uninit();
-        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        // SAFETY: the arguments match the mangled name, and each lives until the call returns.
         unsafe {
             let data_type = number(place.data_type)?;
             empty(result.as_mut_ptr(), Numbers::of(sizes), Numbers::of(strides), data_type, device);
@@ -112,7 +113,7 @@ impl Torch {
     pub fn allocate(&self, sizes: &[i64], strides: &[i64], place: TensorPlace) -> Option<Tensor<'_>> {
         let mut handle = std::ptr::null_mut();
         let TensorPlace { data_type, device_type, device_index } = place;
-        // SAFETY: as many sizes and strides as dimensions, and a place for the handle.
+        // SAFETY: as many sizes and strides as dimensions, and a valid pointer for the handle.
         let code = unsafe {
             (self.functions.empty)(
                 sizes.len() as i64,
@@ -127,26 +128,26 @@ impl Torch {
         (code == 0).then_some(Tensor { torch: self, handle })
     }
 
-    /// No tensor: what stands for a gradient that was not asked for.
+    /// An undefined tensor: stands for a gradient that was not requested.
     pub fn undefined(&self) -> Option<Tensor<'_>> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle.
+        // SAFETY: a valid pointer for the handle.
         (unsafe { (self.functions.undefined)(&mut handle) } == 0).then_some(Tensor { torch: self, handle })
     }
 
-    /// Puts a tensor that a C++ entry returned behind a handle.
+    /// Moves a tensor that a C++ entry returned into a handle.
     fn kept(&self, raw: Raw) -> Tensor<'_> {
         let Some(tensor) = self.undefined() else {
-            // Eight bytes are not to be had: nothing else goes on either.
+            // Not even eight bytes are available, so nothing else can continue either.
             std::process::abort();
         };
-        // SAFETY: an undefined tensor is a pointer to an object of torch's that is not counted, so that nothing is lost
-        // by writing over it; the returned tensor is moved, as C++ moves it.
+        // SAFETY: an undefined tensor points to an object of torch that is not reference-counted, so overwriting it
+        // loses nothing. The returned tensor is moved, as in C++.
         unsafe { *tensor.handle = raw };
         tensor
     }
 
-    /// A convolution by the kernel that is registered for the key set. Torch's exceptions pass through.
+    /// Computes a convolution with the kernel registered for the key set. Torch's exceptions pass through.
     pub fn convolution(
         &self,
         keys: u64,
@@ -156,7 +157,7 @@ impl Torch {
     ) -> Tensor<'_> {
         let mut result = MaybeUninit::<Raw>::uninit();
         let bias = optional(bias);
-        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        // SAFETY: the arguments match the mangled name, and each lives until the call returns.
         unsafe {
             (self.functions.convolution)(
                 result.as_mut_ptr(),
@@ -186,7 +187,7 @@ impl Torch {
     ) -> Tensor<'_> {
         let mut result = MaybeUninit::<Raw>::uninit();
         let bias = optional(bias);
-        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        // SAFETY: the arguments match the mangled name, and each lives until the call returns.
         unsafe {
             (self.functions.convolution_with_flags)(
                 result.as_mut_ptr(),
@@ -209,7 +210,7 @@ impl Torch {
         }
     }
 
-    /// The gradients of input, weight and bias that the mask asks for, by the kernel of the key set.
+    /// The gradients of input, weight and bias that the mask requests, computed by the kernel of the key set.
     pub(super) fn convolution_backward(
         &self,
         keys: u64,
@@ -219,8 +220,8 @@ impl Torch {
         mask: Mask,
     ) -> [Tensor<'_>; 3] {
         let mut result = MaybeUninit::<[Raw; 3]>::uninit();
-        // SAFETY: the arguments that the mangled name says; each lives until the call returns. A tuple of C++'s library
-        // holds its last element first.
+        // SAFETY: the arguments match the mangled name, and each lives until the call returns. A tuple of the C++
+        // library holds its last element first.
         unsafe {
             (self.functions.convolution_backward)(
                 result.as_mut_ptr(),
@@ -242,14 +243,14 @@ impl Torch {
         }
     }
 
-    /// The tensor laid out so and without gaps: a copy, unless it is that already. Torch's exceptions pass through.
+    /// The tensor in that layout and without gaps: a copy, unless it already has it. Torch's exceptions pass through.
     pub fn contiguous(&self, tensor: &Tensor<'_>, layout: Layout) -> Tensor<'_> {
         let mut result = MaybeUninit::<Raw>::uninit();
         let format = match layout {
             Layout::Nchw => 0,
             Layout::Nhwc => 2,
         };
-        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        // SAFETY: the arguments match the mangled name, and each lives until the call returns.
         unsafe {
             (self.functions.contiguous)(result.as_mut_ptr(), tensor.handle, format);
             self.kept(result.assume_init())
@@ -259,7 +260,7 @@ impl Torch {
     /// The sum over some dimensions.
     pub fn sum(&self, tensor: &Tensor<'_>, dimensions: &[i64]) -> Tensor<'_> {
         let mut result = MaybeUninit::<Raw>::uninit();
-        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        // SAFETY: the arguments match the mangled name, and each lives until the call returns.
         unsafe {
             let same = OptionalType { number: 0, is_there: false };
             (self.functions.sum)(
@@ -273,7 +274,7 @@ impl Torch {
         }
     }
 
-    /// The tensor in a slot, which is ours from now on.
+    /// The tensor in a slot. It is ours from now on.
     ///
     /// # Safety
     /// The slot holds a tensor that nobody else deletes.
@@ -281,14 +282,14 @@ impl Torch {
         Tensor { torch: self, handle: slot as Handle }
     }
 
-    /// The numbers of a list in a slot, which is deleted.
+    /// The numbers of a list in a slot. Deletes the list.
     ///
     /// # Safety
     /// The slot holds a list of numbers or flags that nobody else deletes.
     pub unsafe fn list(&self, slot: u64) -> List {
         let handle = slot as ListHandle;
         let (mut length, mut list) = (0, List::default());
-        // SAFETY: a list of torch's, and places for what is read.
+        // SAFETY: a list of torch's, and valid pointers for what is read.
         unsafe {
             (self.functions.list_size)(handle, &mut length);
             for index in 0..length {
@@ -304,7 +305,7 @@ impl Torch {
 
 fn optional(tensor: Option<&Tensor<'_>>) -> OptionalRaw {
     match tensor {
-        // SAFETY: a handle points to a tensor, which is borrowed here: torch gets a reference to a constant.
+        // SAFETY: a handle points to a tensor, which is borrowed here: torch receives a reference to a constant.
         Some(tensor) => OptionalRaw { tensor: unsafe { *tensor.handle }, is_there: true },
         None => OptionalRaw { tensor: Raw(std::ptr::null_mut()), is_there: false },
     }

@@ -1,8 +1,8 @@
-//! Our kernels, as torch calls them: arguments come in slots that are ours to delete, results go back in the slots.
+//! Our kernels, as torch calls them: arguments arrive in slots that we must delete, and results return in the slots.
 //!
-//! A call that is known is computed here. Every other one goes to Python's kernel, which is registered under a dispatch
-//! key that no device uses; and where unhang is off, to torch's own kernel, which is reached through another such key.
-//! Both may raise: the exception passes through these functions, which hold nothing but what is dropped on its way.
+//! A known call is computed here. Every other call goes to Python's kernel, which is registered under a dispatch key
+//! that no device uses. If unhang is off, the call goes to torch's own kernel, through another such key. Both may
+//! raise: the exception passes through these functions, and everything that they hold is dropped on its way.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ use super::tensors::{Described, List, Tensor};
 use super::torch::Torch;
 use crate::layers;
 
-/// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.
+/// What the kernels need: torch's functions, and the key sets that lead to torch's own kernels and to Python's.
 pub(super) struct DirectPath {
     pub torch: Torch,
     pub original: AtomicU64,
@@ -39,7 +39,7 @@ impl DirectPath {
 /// Set before any kernel is registered.
 pub(super) static DIRECT_PATH: OnceLock<DirectPath> = OnceLock::new();
 
-/// Our kernels for a device type, by the op that they are for.
+/// Our kernels for a device type, each with its op.
 pub(super) fn kernels(device: Device) -> [(&'static CStr, Boxed); 3] {
     match device {
         Device::Cpu => [
@@ -58,9 +58,9 @@ pub(super) fn kernels(device: Device) -> [(&'static CStr, Boxed); 3] {
 macro_rules! boxed {
     ($name:ident, $call:ident, $device:expr $(, $flags:literal)?) => {
         unsafe extern "C-unwind" fn $name(slots: *mut u64, _: u64, _: u64) {
-            // Registered after it was set: see `register`.
+            // It is set before registration: see `register`.
             let Some(direct) = DIRECT_PATH.get() else { std::process::abort() };
-            // SAFETY: torch calls this with the slots of the op that it is registered for.
+            // SAFETY: torch calls this with the slots of the op for which it is registered.
             unsafe { $call(direct, $device, slots $(, $flags)?) };
         }
     };
@@ -73,7 +73,7 @@ boxed!(convolution_with_flags_on_cuda, forward, Device::Cuda, true);
 boxed!(convolution_backward_on_cpu, backward, Device::Cpu);
 boxed!(convolution_backward_on_cuda, backward, Device::Cuda);
 
-/// What comes after the tensors, from one slot on.
+/// The arguments after the tensors.
 struct Rest {
     stride: List,
     padding: List,
@@ -85,9 +85,9 @@ struct Rest {
 
 impl Rest {
     /// # Safety
-    /// From there on the slots hold a convolution's geometry.
+    /// From there on, the slots hold a convolution's geometry.
     unsafe fn take(torch: &Torch, slots: *const u64) -> Rest {
-        // SAFETY: the caller's word; each slot is read once.
+        // SAFETY: guaranteed by the caller; each slot is read once.
         unsafe {
             Rest {
                 stride: torch.list(*slots),
@@ -125,7 +125,7 @@ struct Call<'a> {
     weight: Tensor<'a>,
     bias: Option<Tensor<'a>>,
     rest: Rest,
-    /// What traced graphs bring; their flags say which vendor library the tracing process had, and do not enter a plan.
+    /// The flags of traced graphs. They say which vendor library the tracing process had, and are not part of a plan.
     flags: Option<Flags>,
 }
 
@@ -133,7 +133,7 @@ impl<'a> Call<'a> {
     /// # Safety
     /// The slots hold the arguments of `aten::convolution`, or of `aten::_convolution`, which has flags.
     unsafe fn take(torch: &'a Torch, slots: *const u64, has_flags: bool) -> Call<'a> {
-        // SAFETY: the caller's word; each slot is read once.
+        // SAFETY: guaranteed by the caller; each slot is read once.
         unsafe {
             Call {
                 input: torch.tensor(*slots),
@@ -145,7 +145,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What torch says of its tensors: input, weight, bias. None for tensors that have no strides.
+    /// Torch's description of its tensors: input, weight, bias. `None` for tensors without strides.
     fn described(&self) -> Option<([Described<'_, 'a>; 2], Option<Described<'_, 'a>>)> {
         let bias = match &self.bias {
             Some(bias) => Some(bias.described()?),
@@ -163,7 +163,7 @@ impl<'a> Call<'a> {
         Some(key)
     }
 
-    /// By the kernel of the key set.
+    /// Computes with the kernel of the key set.
     fn by(&self, torch: &'a Torch, keys: u64) -> Tensor<'a> {
         let (tensors, geometry) = ([&self.input, &self.weight], self.rest.geometry());
         match self.flags {
@@ -198,10 +198,10 @@ impl<'a> Call<'a> {
 /// The slots are those of `aten::convolution`, or of `aten::_convolution`, which has flags.
 unsafe fn forward(direct: &'static DirectPath, device: Device, slots: *mut u64, has_flags: bool) {
     let torch = &direct.torch;
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let call = unsafe { Call::take(torch, slots, has_flags) };
     let result = if torch.is_tracing() {
-        // Torch's tracer is Python's to deal with.
+        // Python handles torch's tracer.
         let _miss = Miss::of(None, table::generation());
         call.by(torch, direct.python(device))
     } else {
@@ -217,7 +217,8 @@ fn planned<'a>(direct: &'a DirectPath, device: Device, call: &Call<'a>) -> Tenso
     let settings = table::forward_settings(device, call.weight.address().unwrap_or(0));
     if settings == 0 {
         if device == Device::Cpu && call.flags.is_none() {
-            // What torch's own kernel calls in turn, with flags that change nothing on the CPU: that would come here too.
+            // Torch's own kernel calls this in turn, with flags that change nothing on the CPU; that call would arrive
+            // here too.
             let (tensors, geometry) = ([&call.input, &call.weight], call.rest.geometry());
             return torch.convolution_with_flags(
                 direct.original(),
@@ -255,7 +256,7 @@ impl<'a> Gradients<'a> {
     /// # Safety
     /// The slots hold the arguments of `aten::convolution_backward`.
     unsafe fn take(torch: &'a Torch, slots: *const u64) -> Gradients<'a> {
-        // SAFETY: the caller's word; each slot is read once.
+        // SAFETY: guaranteed by the caller; each slot is read once.
         unsafe {
             let mask = torch.list(*slots.add(10));
             let asked = |which: usize| mask.as_slice().get(which).is_some_and(|flag| *flag as u8 != 0);
@@ -270,7 +271,7 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    /// What torch says of its tensors: gradient of the output, input, weight. None for tensors that have no strides.
+    /// Torch's description of its tensors: gradient of the output, input, weight. `None` for tensors without strides.
     fn described(&self) -> Option<[Described<'_, 'a>; 3]> {
         Some([self.grad_output.described()?, self.input.described()?, self.weight.described()?])
     }
@@ -288,22 +289,22 @@ impl<'a> Gradients<'a> {
         Some(key)
     }
 
-    /// By the kernel of the key set.
+    /// Computes with the kernel of the key set.
     fn by(&self, torch: &'a Torch, keys: u64) -> [Tensor<'a>; 3] {
         let tensors = [&self.grad_output, &self.input, &self.weight];
         let sizes = self.bias_sizes.as_ref().map(List::as_slice);
         torch.convolution_backward(keys, tensors, sizes, &self.rest.geometry(), self.mask)
     }
 
-    /// By torch's own kernel. On an accelerator torch has one that makes the tensors' device the current one first; ours has
-    /// taken its place, and so has to.
+    /// Computes with torch's own kernel. On an accelerator, torch has a kernel that first makes the tensors' device the
+    /// current one. Ours replaces that kernel, so it must do the same.
     fn by_original(&self, direct: &'a DirectPath) -> [Tensor<'a>; 3] {
         let _guard = direct.torch.on_device_of(&self.grad_output);
         self.by(&direct.torch, direct.original())
     }
 
-    /// A copy of the output's gradient as our engines read it, for one with another layout: that of a sum is one element,
-    /// expanded.
+    /// A copy of the output's gradient in the layout that our engines read, if it has another one. The gradient of a
+    /// sum is one expanded element.
     fn dense_gradient(&self, torch: &'a Torch, layout: Layout) -> Option<Tensor<'a>> {
         let gradient = self.grad_output.described()?;
         let is_copied = !gradient.is_dense(layout) && (layout == Layout::Nchw || gradient.sizes.len() == 4);
@@ -352,7 +353,7 @@ impl<'a> Gradients<'a> {
 /// The slots are those of `aten::convolution_backward`.
 unsafe fn backward(direct: &'static DirectPath, device: Device, slots: *mut u64) {
     let torch = &direct.torch;
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let call = unsafe { Gradients::take(torch, slots) };
     let results = planned_backward(direct, device, &call);
     for (place, result) in results.into_iter().enumerate() {

@@ -1,8 +1,7 @@
-//! The direct path from torch's dispatcher: the repeated convolution without Python, through torch's own C interface.
+//! The direct path from torch's dispatcher: repeated convolutions without Python, through torch's own C interface.
 //!
-//! It decides nothing. Python plans a convolution when it is new, computes it, and says how the same call is computed from
-//! then on ([`Ticket`]); everything that is unusual goes to Python again. Where torch has no such interface, all
-//! of it does.
+//! It decides nothing. Python plans a new convolution, computes it, and says how to compute the same call from then on
+//! ([`Ticket`]). Anything unusual goes to Python again. If torch has no such interface, everything does.
 
 #[allow(unsafe_code, reason = "reads torch's own values")]
 mod accelerator;
@@ -44,13 +43,14 @@ fn device(name: &str) -> PyResult<Device> {
     Device::named(name).ok_or_else(|| PyValueError::new_err(format!("{name} is not a device type that unhang knows")))
 }
 
-/// Finds torch's functions and tests them. `original` is a key set under which torch's own kernels are reached, `python` are those of
-/// Python's kernels for the CPU and for CUDA. Raises `RuntimeError`, saying why, where calls have to go through Python.
+/// Finds torch's functions and tests them. `original` is a key set that leads to torch's own kernels; `python` are
+/// those of Python's kernels for the CPU and for CUDA. Raises `RuntimeError` with the reason if calls must go through
+/// Python.
 #[pyfunction]
 pub(crate) fn open_direct_path(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
     if DIRECT_PATH.get().is_none() {
         let torch = Torch::find().map_err(PyRuntimeError::new_err)?;
-        // On another thread: the modes and tracers of the caller's thread must not see this.
+        // On another thread, because the modes and tracers of the caller's thread must not see this.
         let tested = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| torch.self_test(original)).join().unwrap_or(Err("a panic".into()))
@@ -68,7 +68,8 @@ fn direct() -> PyResult<&'static DirectPath> {
     DIRECT_PATH.get().ok_or_else(|| PyRuntimeError::new_err("torch's functions were not looked for"))
 }
 
-/// Other key sets for torch's own and for Python's kernels: somebody has registered kernels under those of before.
+/// Replaces the key sets for torch's own and for Python's kernels, after somebody registered kernels under the old
+/// ones.
 #[pyfunction]
 pub(crate) fn move_direct_path(original: u64, python: [u64; 2]) -> PyResult<()> {
     let direct = direct()?;
@@ -79,7 +80,7 @@ pub(crate) fn move_direct_path(original: u64, python: [u64; 2]) -> PyResult<()> 
     Ok(())
 }
 
-/// Registers the kernel of an op that gives back what it was called with, for the test of how arguments come.
+/// Registers the kernel of an op that returns what it was called with, to test how arguments arrive.
 #[pyfunction]
 pub(crate) fn register_echo(name: &str) -> PyResult<()> {
     let name = CString::new(name)?;
@@ -94,7 +95,7 @@ pub(crate) fn register_direct_path(name: &str, key: &str) -> PyResult<()> {
     direct()?.torch.register(c"aten", &key, &kernels::kernels(device)).map_err(PyRuntimeError::new_err)
 }
 
-/// Has settings plan the convolutions of a device type from the next call on; None leaves them to torch.
+/// Sets the settings for the convolutions of a device type from the next call on; None leaves them to torch.
 #[pyfunction]
 #[pyo3(signature = (name, settings))]
 pub(crate) fn activate(name: &str, settings: Option<&Bound<'_, PySettings>>) -> PyResult<()> {
@@ -102,31 +103,31 @@ pub(crate) fn activate(name: &str, settings: Option<&Bound<'_, PySettings>>) -> 
     Ok(())
 }
 
-/// What plans a forward with the weight at that address: the layer's settings, the process's, or nobody's.
+/// The settings for a forward with the weight at that address: the layer's, the process's, or none.
 #[pyfunction]
 pub(crate) fn forward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Option<Py<PySettings>>> {
     Ok(numbered(py, table::forward_settings(device(name)?, weight)))
 }
 
-/// What plans a backward with the weight at that address.
+/// The settings for a backward with the weight at that address.
 #[pyfunction]
 pub(crate) fn backward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Option<Py<PySettings>>> {
     Ok(numbered(py, table::backward_settings(device(name)?, weight)))
 }
 
-/// The right to say how the call that torch handed to Python's kernel is computed from now on.
+/// The right to say how the call that torch passed to Python's kernel is computed from now on.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Ticket(table::Ticket);
 
 #[pymethods]
 impl Ticket {
-    /// The forward is computed by that step, and counted under that label.
+    /// Computes the forward by that step from now on, and counts it under that label.
     fn remember_forward(&self, step: &Step, label: &Label) {
         let label = Arc::clone(&label.0);
         table::remember(&self.0, Known::Forward(Arc::new(Forward { step: step.share(), label })));
     }
 
-    /// The gradients of input and weight, as far as they are asked for, are computed by those steps.
+    /// Computes the requested gradients of input and weight by those steps from now on.
     #[pyo3(signature = (data, weights))]
     fn remember_backward(&self, data: Option<&Step>, weights: Option<&Step>) {
         let known = Backward { data: data.map(Step::share), weights: weights.map(Step::share) };
@@ -134,20 +135,20 @@ impl Ticket {
     }
 }
 
-/// The ticket of the call that torch just handed to this thread; None where the call did not come through torch's C interface, or
-/// is not to be remembered. It is given once: Python's kernel asks before anything else.
+/// The ticket of the call that torch just passed to this thread. None if the call did not arrive through torch's C
+/// interface, or must not be remembered. Each ticket is given once: Python's kernel asks before anything else.
 #[pyfunction]
 pub(crate) fn take_ticket() -> Option<Ticket> {
     table::take_ticket().map(Ticket)
 }
 
-/// Forgets every call that is known: evidence or circumstances have changed.
+/// Forgets every known call, because evidence or circumstances have changed.
 #[pyfunction]
 pub(crate) fn forget_calls() {
     table::clear();
 }
 
-/// How many calls are known.
+/// The number of known calls.
 #[pyfunction]
 pub(crate) fn known_calls() -> usize {
     table::len()

@@ -1,8 +1,9 @@
-//! Whether torch's entries take and give what is assumed here: each is called once on numbers whose result is known.
+//! Tests whether torch's entries take and return what is assumed here: each is called once on numbers with a known
+//! result.
 //!
-//! A mangled name says the types of the arguments, and not how those types lie in memory. What C++'s and torch's types look
-//! like is written down in `c_interface.rs`; this holds it against the torch that is loaded, before any kernel of ours is
-//! registered for the user's convolutions. Whoever calls it with a torch that nobody has tried does so in a child.
+//! A mangled name states the types of the arguments, but not their layout in memory. `c_interface.rs` describes the
+//! layout of C++'s and torch's types. This compares it with the loaded torch, before any kernel of ours is registered
+//! for the user's convolutions. With a torch that nobody has tried, callers run it in a child.
 
 use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_engine::Reference;
@@ -14,11 +15,11 @@ use super::tensors::{List, Tensor};
 use super::torch::Torch;
 use crate::compute::{Memory, compute};
 
-/// Two groups, and every number of the geometry another one.
+/// Two groups, and every number of the geometry is different.
 const PLAIN: &str = "forward:f32:nchw:1x2x5x6:4x2x3:s2x1:p1x2:d1x3:g2";
 const TRANSPOSED: &str = "forward:f32:nchw:1x4x3x2:6x2x3:s3x2:p1x0:d1x2:g2:t:o2x1";
 
-/// Numbers that differ, small enough for exact sums.
+/// Different numbers, small enough for exact sums.
 fn numbers(length: usize, from: i32) -> Vec<f32> {
     (from..).take(length).map(|number| (number * 7 % 11 - 5) as f32).collect()
 }
@@ -27,7 +28,7 @@ fn memory(numbers: &[f32]) -> Memory {
     (numbers.as_ptr() as usize, numbers.len())
 }
 
-/// What a problem's result is by definition.
+/// A problem's result by definition.
 fn expected(problem: &Problem, [first, second]: [&[f32]; 2], bias: Option<&[f32]>) -> Result<Vec<f32>, String> {
     let mut result = vec![0.0_f32; problem.operand_shapes()[2].iter().product()];
     let written = (result.as_mut_ptr() as usize, result.len());
@@ -37,27 +38,28 @@ fn expected(problem: &Problem, [first, second]: [&[f32]; 2], bias: Option<&[f32]
 }
 
 impl Torch {
-    /// Calls the entries that a convolution goes through; or says which gives something else. `original` is a key set under
-    /// which torch's own kernels are reached.
+    /// Calls the entries that a convolution uses, or says which one returns something else. `original` is a key set
+    /// that leads to torch's own kernels.
     pub fn self_test(&self, original: u64) -> Result<(), String> {
         self.check_handles()?;
         for key in [PLAIN, TRANSPOSED] {
             let problem: Problem = key.parse().map_err(|error| format!("{key}: {error}"))?;
-            self.check_problem(original, &problem).map_err(|entry| format!("torch's {entry} gives something else"))?;
+            self.check_problem(original, &problem)
+                .map_err(|entry| format!("torch's {entry} returns something unexpected"))?;
         }
         Ok(())
     }
 
-    /// A handle is a pointer to a tensor: torch is made that way but does not promise it. Two handles of one tensor must
-    /// therefore point to the same.
+    /// A handle is a pointer to a tensor. Torch implements it that way but does not promise it. So two handles of one
+    /// tensor must point to the same object.
     fn check_handles(&self) -> Result<(), String> {
         let made = self.allocate(&[1], &[1], self.on_cpu(DataType::F32));
-        let first = made.ok_or("torch makes no tensor")?;
+        let first = made.ok_or("torch could not create a tensor")?;
         let mut second = std::ptr::null_mut();
-        // SAFETY: a handle of torch's, and a place for another one.
+        // SAFETY: a handle of torch's, and a valid pointer for another one.
         let code = unsafe { (self.functions.copy)(first.handle, &mut second) };
         if code != 0 || second.is_null() {
-            return Err("torch copies no tensor".to_owned());
+            return Err("torch could not copy a tensor".to_owned());
         }
         let second = Tensor { torch: self, handle: second };
         // SAFETY: both point to at least a pointer: torch allocated an object for each.
@@ -65,7 +67,7 @@ impl Torch {
         if same && first.handle != second.handle {
             Ok(())
         } else {
-            Err("torch's handles are made otherwise".to_owned())
+            Err("torch's handles have an unknown layout".to_owned())
         }
     }
 
@@ -141,7 +143,7 @@ impl Torch {
         }
         let tensor = self.allocate(&sizes, &strides, self.on_cpu(DataType::F32))?;
         let address = tensor.address_to_write()? as *mut f32;
-        // SAFETY: torch allocated as many elements of that type, which nobody else has seen.
+        // SAFETY: torch allocated that many elements of the type, and nobody else has seen them.
         unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), address, numbers.len()) };
         Some(tensor)
     }
@@ -164,15 +166,16 @@ impl Torch {
     }
 }
 
-/// The kernel of an op for the test alone: gives back what it was called with, as it was read from the slots. Its schema is
-/// `(Tensor input, Tensor? other, SymInt[] numbers, SymInt[]? sizes, bool flag, SymInt number, bool[3] mask) -> (Tensor, Tensor)`.
+/// The kernel of an op for the test only: returns what it was called with, as read from the slots. Its schema is
+/// `(Tensor input, Tensor? other, SymInt[] numbers, SymInt[]? sizes, bool flag, SymInt number, bool[3] mask) ->
+/// (Tensor, Tensor)`.
 ///
 /// # Safety
 /// Torch calls it with the slots of that op.
 pub(super) unsafe extern "C-unwind" fn echo(slots: *mut u64, _: u64, _: u64) {
     let Some(direct) = DIRECT_PATH.get() else { std::process::abort() };
     let torch = &direct.torch;
-    // SAFETY: the caller's word; each slot is read once.
+    // SAFETY: guaranteed by the caller; each slot is read once.
     let (input, other, lists, flag, number) = unsafe {
         let input = torch.tensor(*slots);
         let other = torch.optional(*slots.add(1)).map(|slot| torch.tensor(slot)).filter(Tensor::is_defined);

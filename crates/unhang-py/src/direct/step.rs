@@ -27,10 +27,10 @@ const ALIGNMENT: u64 = 16;
 enum Work {
     /// Our CPU engine, on dense tensors.
     Cpu(Problem),
-    /// Kernels of ours that are loaded, whose first result was right and to which nothing better will come; and what
-    /// watches them, where the watchdog is on.
+    /// Our loaded kernels, whose first result was right and for which no better ones will come; and what watches them,
+    /// if the watchdog is on.
     Gpu(Py<PyKernel>, Option<(Py<PyWatchdog>, Py<PyWatched>)>),
-    /// Torch's own kernels, with the vendor's library left to these flags.
+    /// Torch's own kernels; these flags decide about the vendor's library.
     Original(Flags),
 }
 
@@ -45,7 +45,7 @@ impl Work {
     }
 }
 
-/// One direction of one convolution: what computes it, the layout of its result, and where it is counted.
+/// One direction of one convolution: what computes it, the layout of its result, and where to count it.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Step(Arc<Inner>);
 
@@ -54,19 +54,20 @@ struct Inner {
     sizes: Vec<i64>,
     strides: Vec<i64>,
     counter: Counter,
-    /// What profilers show; `None` if torch computes what our engines do not know.
+    /// The name that profilers show; `None` if torch computes something that our engines do not know.
     record: Option<CString>,
 }
 
 #[pymethods]
 impl Step {
-    /// By our CPU engine on dense CPU tensors; the result has these sizes and strides.
+    /// Computes by our CPU engine on dense CPU tensors; the result has these sizes and strides.
     #[staticmethod]
     fn cpu(problem: &PyProblem, sizes: Vec<i64>, strides: Vec<i64>, tally: &Tally, bypass: bool) -> PyResult<Step> {
         Step::new(Work::Cpu(problem.problem.clone()), sizes, strides, tally.first(bypass))
     }
 
-    /// By our GPU kernels on dense tensors, watched if that is on; the result has these sizes and strides.
+    /// Computes by our GPU kernels on dense tensors, watched if the watchdog is on; the result has these sizes and
+    /// strides.
     #[staticmethod]
     #[pyo3(signature = (kernel, sizes, strides, tally, bypass, watched = None))]
     fn gpu(
@@ -80,7 +81,8 @@ impl Step {
         Step::new(Work::Gpu(kernel, watched), sizes, strides, tally.first(bypass))
     }
 
-    /// By torch's own kernels, with these flags: measure, be deterministic, use the vendor's library, allow TF32.
+    /// Computes by torch's own kernels, with these flags: measure, be deterministic, use the vendor's library, allow
+    /// TF32.
     #[staticmethod]
     fn original(flags: [bool; 4], tally: &Tally, bypass: bool) -> Step {
         Step::unchecked(Work::Original(flags.into()), Vec::new(), Vec::new(), tally.first(bypass))
@@ -103,7 +105,7 @@ impl Step {
         Step(Arc::new(Inner { work, sizes, strides, counter, record }))
     }
 
-    /// The flags, where torch's own kernels compute.
+    /// The flags, if torch's own kernels compute.
     pub fn original_flags(&self) -> Option<Flags> {
         match self.0.work {
             Work::Original(flags) => Some(flags),
@@ -121,22 +123,22 @@ impl Step {
         self.0.record.as_deref()
     }
 
-    /// Counts that it computed.
+    /// Counts one computation.
     pub fn count(&self) {
         self.0.counter.count();
     }
 
-    /// Whether that is past what torch does by itself.
+    /// Whether it bypasses what torch does by itself.
     pub fn is_bypass(&self) -> bool {
         self.0.counter.is_bypass()
     }
 
-    /// The same step, held twice.
+    /// A second reference to this step.
     pub fn share(&self) -> Step {
         Step(Arc::clone(&self.0))
     }
 
-    /// Computes from the operands of its direction; `None` if that is not possible and Python must do it.
+    /// Computes from the operands of its direction; `None` if Python must do it.
     pub fn compute<'a>(
         &self,
         torch: &'a Torch,
@@ -148,7 +150,7 @@ impl Step {
         let operands = Measured::against(self.0.work.problem()?, torch, operands, bias)?;
         let result = torch.result(&self.0.sizes, &self.0.strides, place)?;
         let address = result.address_to_write()?;
-        // A panic is a mistake of ours: Python's path reports it, and it must not reach torch.
+        // A panic is our mistake. Python's path reports it, and it must not reach torch.
         let computed = catch_unwind(AssertUnwindSafe(|| match &self.0.work {
             Work::Cpu(problem) => run_cpu(torch, problem, &operands, address),
             Work::Gpu(kernel, watched) => launch(torch, kernel.get(), watched.as_ref(), &operands, address, place),
@@ -159,15 +161,15 @@ impl Step {
     }
 }
 
-/// Operands where they lie, each with as many elements as its tensor has.
+/// The operands' memory, each with as many elements as its tensor has.
 struct Measured {
     operands: [Memory; 2],
     bias: Option<Memory>,
 }
 
 impl Measured {
-    /// Measures tensors against a problem, however they were found to be the same call's: no engine reads past a tensor's end. None
-    /// where one is not what the problem needs.
+    /// Checks tensors against a problem, although they were recognised as the same call's: no engine reads past a
+    /// tensor's end. `None` if one does not match the problem.
     fn against(
         problem: &Problem,
         torch: &Torch,
@@ -201,7 +203,7 @@ impl Measured {
 
 fn run_cpu(torch: &Torch, problem: &Problem, operands: &Measured, result: u64) -> Option<()> {
     let engine = cpu_engine(if is_forked() { 1 } else { torch.threads() }, false);
-    // Allocated for the sizes that were held against the problem when the step was made.
+    // Allocated for the sizes that were compared with the problem when the step was made.
     let result = (result as usize, problem.operand_shapes()[2].iter().product());
     compute(&engine, problem, operands.operands, operands.bias, result).ok()
 }
@@ -215,7 +217,7 @@ fn launch(
     place: TensorPlace,
 ) -> Option<()> {
     let [first, second] = operands.operands.map(|(address, _)| address as u64);
-    // A view that begins in the middle of another tensor is copied by Python's path; a forked child has no GPU.
+    // Python's path copies a view that begins in the middle of another tensor. A forked child has no GPU.
     if (first | second) % ALIGNMENT != 0 || is_forked() {
         return None;
     }
@@ -245,19 +247,19 @@ fn launch(
     };
     let started = kernel.start(pointers, stream).ok();
     if let Some(call) = &call {
-        watchdog.end_unlocked(call);
+        call.end();
     }
     started
 }
 
-/// A forward that is known.
+/// A known forward.
 pub(super) struct Forward {
     pub step: Step,
-    /// What the layer counts it as.
+    /// The label under which the layer counts it.
     pub label: Arc<Named>,
 }
 
-/// Gradients that are known: one step for each that is asked for, or one call of torch's for both.
+/// Known gradients: one step for each requested one, or one call of torch for both.
 pub(super) struct Backward {
     pub data: Option<Step>,
     pub weights: Option<Step>,

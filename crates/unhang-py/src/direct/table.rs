@@ -1,4 +1,4 @@
-//! What is known of repeated calls: by everything that a plan depends on, how to compute them without Python.
+//! How to compute repeated calls without Python, looked up by everything that a plan depends on.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,14 +12,14 @@ use super::{block, graph};
 use crate::forking::undisturbed;
 use crate::layers;
 
-/// A program that sees ever new sizes must not fill its memory with them.
+/// A program with ever new sizes must not fill its memory with them.
 const MOST: usize = 10_000;
-/// 2^64 by the golden ratio: multiples of it are spread evenly.
+/// 2^64 divided by the golden ratio: its multiples are spread evenly.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The words of the longest key: three tensors of five dimensions, and the geometry.
 const WORDS: usize = 80;
 
-/// The device types whose convolutions come here.
+/// The device types whose convolutions arrive here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Device {
     Cpu = 0,
@@ -27,7 +27,7 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// By torch's name.
+    /// Finds a device type by torch's name.
     pub(super) fn named(name: &str) -> Option<Device> {
         match name {
             "cpu" => Some(Device::Cpu),
@@ -37,7 +37,7 @@ impl Device {
     }
 }
 
-/// How a call that is known is computed.
+/// How a known call is computed.
 #[derive(Clone)]
 pub(super) enum Known {
     Forward(Arc<Forward>),
@@ -51,14 +51,14 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// For a kind of call by settings of that number.
+    /// A key for a kind of call with the settings of that number.
     pub(super) fn new(kind: u8, settings: u32) -> Key {
         let mut words = [0; WORDS];
         words[0] = i64::from(settings) << 8 | i64::from(kind);
         Key { words, length: 1 }
     }
 
-    /// Adds numbers; `None` if they are too many.
+    /// Adds numbers; `None` if there are too many.
     pub(super) fn add(&mut self, numbers: &[i64]) -> Option<()> {
         let end = self.length + numbers.len();
         self.words.get_mut(self.length..end)?.copy_from_slice(numbers);
@@ -66,7 +66,7 @@ impl Key {
         Some(())
     }
 
-    /// Adds what a plan depends on of a tensor.
+    /// Adds everything about a tensor that a plan depends on.
     pub(super) fn add_tensor(&mut self, tensor: &Described<'_, '_>) -> Option<()> {
         let Described { sizes, strides, place, .. } = *tensor;
         let where_ = i64::from(place.device_type) << 32 | i64::from(place.device_index) & 0xffff_ffff;
@@ -75,7 +75,7 @@ impl Key {
         self.add(strides)
     }
 
-    /// Adds numbers with how many they are.
+    /// Adds numbers after their count.
     pub(super) fn add_list(&mut self, numbers: &[i64]) -> Option<()> {
         self.add(&[numbers.len() as i64])?;
         self.add(numbers)
@@ -86,8 +86,8 @@ impl Key {
     }
 }
 
-/// Multiplies and rotates. Keys come from the user's own model, so that nobody gains by making them collide, and the standard
-/// hash would be most of a look-up's time.
+/// Multiplies and rotates. Keys come from the user's own model, so nobody gains by making them collide. The standard
+/// hash would take most of a look-up's time.
 #[derive(Default)]
 struct Quick(u64);
 
@@ -109,19 +109,19 @@ impl Hasher for Quick {
     }
 }
 
-/// The calls that are known, as many as [`MOST`].
+/// The known calls, at most [`MOST`].
 #[derive(Default)]
 struct Table {
     known: HashMap<Arc<[i64]>, Known, BuildHasherDefault<Quick>>,
-    /// Every key once, so that one can be picked.
+    /// Every key once, so that one can be chosen for eviction.
     keys: Vec<Arc<[i64]>>,
     evictions: u64,
 }
 
 impl Table {
-    /// Keeps how a call is computed; returns what that replaces, to be dropped by whoever holds no lock. A full table loses one entry
-    /// by a spread of its places: in the order of their arrival every call of a program that goes round and round over a few
-    /// more sizes than fit would be lost right before it returns.
+    /// Keeps how a call is computed. Returns what it replaces, so that the caller can drop it without a lock. A full
+    /// table evicts an entry at evenly spread positions. In order of arrival, a program that cycles through a few more
+    /// sizes than fit would lose every call right before it recurs.
     fn keep(&mut self, key: Box<[i64]>, known: Known) -> Option<Known> {
         let key: Arc<[i64]> = key.into();
         if let Some(place) = self.known.get_mut(&key) {
@@ -142,11 +142,11 @@ impl Table {
 }
 
 static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
-/// How often the table was cleared: what was planned before is not remembered after.
+/// How often the table was cleared. A plan made before is not remembered afterwards.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// The right to say how one call is computed from now on. Torch's call makes it, the kernel of Python's that computes that very call
-/// takes it, and no other convolution that is computed meanwhile has one.
+/// The right to say how one call is computed from now on. Torch's call creates it, and Python's kernel that computes
+/// this very call takes it. No other convolution computed meanwhile has one.
 pub(super) struct Ticket {
     key: Box<[i64]>,
     generation: u64,
@@ -156,17 +156,17 @@ thread_local! {
     static WAITING: RefCell<Option<Ticket>> = const { RefCell::new(None) };
 }
 
-/// How a call is computed, if it is known.
+/// How a call is computed, if known.
 pub(super) fn look_up(key: &Key) -> Option<Known> {
     undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).known.get(key.as_slice()).cloned())
 }
 
-/// The state of the table, to be read before what a key is made of: what changes afterwards makes the call one of before.
+/// The state of the table. Read it before the parts of a key: if they change afterwards, the call counts as an old one.
 pub(super) fn generation() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// Forgets everything: evidence or circumstances have changed.
+/// Forgets everything, because evidence or circumstances have changed.
 pub(super) fn clear() {
     let forgotten = undisturbed(|| {
         GENERATION.fetch_add(1, Relaxed);
@@ -175,17 +175,17 @@ pub(super) fn clear() {
     drop(forgotten);
 }
 
-/// How many calls are known.
+/// The number of known calls.
 pub(super) fn len() -> usize {
     undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).known.len())
 }
 
-/// A call on its way to Python's kernel, which finds the ticket for its key; then what waited before waits again. Without a key there
-/// is no ticket.
+/// A call on its way to Python's kernel, which finds the ticket for its key. Dropping this restores the ticket that
+/// waited before. Without a key there is no ticket.
 pub(super) struct Miss(Option<Ticket>);
 
 impl Miss {
-    /// `generation` is what [`generation`] gave before the settings in the key were read.
+    /// `generation` is the value of [`generation`] from before the settings in the key were read.
     pub(super) fn of(key: Option<&Key>, generation: u64) -> Miss {
         Miss(WAITING.replace(key.map(|key| Ticket { key: key.as_slice().into(), generation })))
     }
@@ -197,7 +197,7 @@ impl Drop for Miss {
     }
 }
 
-/// The ticket of the call that this thread was just handed, once: Python's kernel asks before anything else.
+/// The ticket of the call that this thread just received, once: Python's kernel asks before anything else.
 pub(super) fn take_ticket() -> Option<Ticket> {
     WAITING.take()
 }
@@ -214,20 +214,21 @@ pub(super) fn remember(ticket: &Ticket, known: Known) {
     drop(replaced);
 }
 
-/// The number of the settings that plan the convolutions of each device type; 0 leaves them to torch.
+/// The number of the settings for the convolutions of each device type; 0 leaves them to torch.
 static ACTIVE: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// For a torch that does not tell which node of a graph a thread evaluates (before 2.1). By the address of a weight: the number of
-/// the settings of the layer that computed with it last. Most backwards get the very tensor that the forward had.
+/// For a torch that does not say which node of a graph a thread evaluates (before 2.1). By the address of a weight, the
+/// number of the settings of the layer that last computed with it. Most backwards get the very tensor that the forward
+/// had.
 static BY_WEIGHT: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 static WEIGHTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Has the settings of that number plan the convolutions of a device type.
+/// Sets the settings for the convolutions of a device type, by number.
 pub(super) fn activate(device: Device, settings: u32) {
     ACTIVE[device as usize].store(settings, Relaxed);
 }
 
-/// What plans where nothing else is said: the block that the thread is in, or the process.
+/// The default settings: of the block that the thread is in, or of the process.
 fn active(device: Device) -> u32 {
     block::settings(device as usize).unwrap_or_else(|| ACTIVE[device as usize].load(Relaxed))
 }
@@ -241,8 +242,8 @@ fn with_weights<Found>(section: impl FnOnce(&mut HashMap<u64, u32>) -> Found) ->
     })
 }
 
-/// What plans a forward: the settings of the layer that the thread is in, those in the graph where the forward is part of a
-/// gradient's gradient, the thread's block's, or the process's.
+/// The settings for a forward, first match: the layer that the thread is in, the graph if the forward is part of a
+/// gradient's gradient, the thread's block, the process.
 pub(super) fn forward_settings(device: Device, weight: u64) -> u32 {
     let own = layers::current_settings();
     if graph::is_carried() {
@@ -265,7 +266,7 @@ pub(super) fn forward_settings(device: Device, weight: u64) -> u32 {
     active(device)
 }
 
-/// What plans a backward: the settings in the graph, the thread's block's, or the process's.
+/// The settings for a backward, first match: the graph, the thread's block, the process.
 pub(super) fn backward_settings(device: Device, weight: u64) -> u32 {
     let own = if graph::is_carried() {
         Some(graph::settings(true)).filter(|own| *own != 0)

@@ -1,11 +1,11 @@
-//! Tensors and lists of torch's, as they come in a kernel's arguments.
+//! Torch's tensors and lists, as they arrive in a kernel's arguments.
 
 use unhang_conv::{Layout, TensorShape};
 
 use super::c_interface::Handle;
 use super::torch::Torch;
 
-/// Numbers that are few: a convolution has as many as axes.
+/// A short list of numbers: a convolution has as many as axes.
 #[derive(Default)]
 pub struct List {
     few: [i64; 4],
@@ -32,7 +32,7 @@ impl List {
     }
 }
 
-/// Where a tensor is and what it holds, by torch's numbers.
+/// A tensor's device and type, by torch's numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TensorPlace {
     pub data_type: i32,
@@ -40,7 +40,7 @@ pub struct TensorPlace {
     pub device_index: i32,
 }
 
-/// A tensor with what torch says of it, asked once for a call.
+/// A tensor with torch's description of it, read once per call.
 #[derive(Clone, Copy)]
 pub struct Described<'t, 'a> {
     pub tensor: &'t Tensor<'a>,
@@ -60,8 +60,8 @@ impl Described<'_, '_> {
     }
 }
 
-/// The number of elements of a tensor of these sizes and strides, if it has that shape and is dense in that
-/// layout. A tensor of a 1-d convolution has no height.
+/// The number of elements of a tensor with these sizes and strides, if it has that shape and is dense in that layout. A
+/// tensor of a 1-d convolution has no height.
 pub(super) fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, layout: Layout) -> Option<usize> {
     let (sizes, strides) = match (sizes, strides) {
         (&[batch, channels, length], &[over_batch, over_channels, over_length]) => {
@@ -84,7 +84,7 @@ pub(super) fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, l
     Some(length)
 }
 
-/// A tensor that is ours to delete.
+/// A tensor that we must delete.
 pub struct Tensor<'a> {
     pub(super) torch: &'a Torch,
     pub(super) handle: Handle,
@@ -92,40 +92,40 @@ pub struct Tensor<'a> {
 
 impl Drop for Tensor<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours and is used no more.
+        // SAFETY: the handle is ours and is not used again.
         unsafe { (self.torch.functions.delete)(self.handle) };
     }
 }
 
 impl<'a> Tensor<'a> {
-    /// What torch says of it; none for a tensor that has no strides.
+    /// Torch's description of it; `None` for a tensor without strides.
     pub fn described(&self) -> Option<Described<'_, 'a>> {
         let (sizes, strides) = self.shape()?;
         Some(Described { tensor: self, sizes, strides, place: self.place()? })
     }
 
-    /// Into a slot, from where torch takes it.
+    /// Moves it into a slot, from where torch takes it.
     pub fn into_slot(self) -> u64 {
         let slot = self.handle as u64;
         std::mem::forget(self);
         slot
     }
 
-    /// Whether it is one at all: torch has objects that stand for none.
+    /// Whether it is a tensor at all: torch has objects that stand for none.
     pub fn is_defined(&self) -> bool {
         let mut found = false;
-        // SAFETY: a tensor, and a place for the answer.
+        // SAFETY: a tensor, and a valid pointer for the answer.
         let failed = unsafe { (self.torch.functions.is_defined)(self.handle, &mut found) };
         failed == 0 && found
     }
 
-    /// Sizes and strides; none for a tensor that has none to tell.
+    /// Sizes and strides; `None` for a tensor without them.
     fn shape(&self) -> Option<(&[i64], &[i64])> {
         let functions = &self.torch.functions;
         let (mut layout, mut dimensions) = (0, 0);
         let (mut sizes, mut strides) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: a tensor, and places for what is read. Torch keeps sizes and strides with the tensor, which lives as
-        // long as what is returned.
+        // SAFETY: a tensor, and valid pointers for what is read. Torch keeps sizes and strides with the tensor, which
+        // lives as long as the returned slices.
         unsafe {
             if (functions.layout)(self.handle, &mut layout) != 0 || layout != self.torch.strided {
                 return None;
@@ -141,11 +141,11 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Where it is and what it holds.
+    /// Its device and type.
     pub fn place(&self) -> Option<TensorPlace> {
         let functions = &self.torch.functions;
         let mut place = TensorPlace { data_type: 0, device_type: 0, device_index: 0 };
-        // SAFETY: a tensor, and places for what is read.
+        // SAFETY: a tensor, and valid pointers for what is read.
         let failed = unsafe {
             (functions.data_type)(self.handle, &mut place.data_type)
                 | (functions.device_type)(self.handle, &mut place.device_type)
@@ -154,17 +154,17 @@ impl<'a> Tensor<'a> {
         (failed == 0).then_some(place)
     }
 
-    /// The address of its first element, to read from.
+    /// The address of its first element, for reading.
     pub fn address(&self) -> Option<u64> {
         let mut address = std::ptr::null();
-        // SAFETY: a tensor, and a place for the address.
+        // SAFETY: a tensor, and a valid pointer for the address.
         (unsafe { (self.torch.functions.read)(self.handle, &mut address) } == 0).then_some(address as u64)
     }
 
-    /// The address of its first element, to write to.
+    /// The address of its first element, for writing.
     pub fn address_to_write(&self) -> Option<u64> {
         let mut address = std::ptr::null_mut();
-        // SAFETY: a tensor, and a place for the address.
+        // SAFETY: a tensor, and a valid pointer for the address.
         (unsafe { (self.torch.functions.written)(self.handle, &mut address) } == 0).then_some(address as u64)
     }
 }
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(dense(&[2, 3, 4, 5], &[120, 20, 5, 1], Layout::Nchw), None, "with gaps");
         assert_eq!(dense(&[2, 3, 4, 5], &[-60, 20, 5, 1], Layout::Nchw), None);
         assert_eq!(dense(&[120], &[1], Layout::Nchw), None);
-        // Strides of axes of one element say nothing; a 1-d convolution's tensors have three dimensions.
+        // Strides of one-element axes say nothing. A 1-d convolution's tensors have three dimensions.
         assert_eq!(dense_length(&[1, 3, 1, 5], &[7, 5, 9, 1], [1, 3, 1, 5], Layout::Nchw), Some(15));
         assert_eq!(dense_length(&[2, 3, 5], &[15, 5, 1], [2, 3, 1, 5], Layout::Nchw), Some(30));
         assert_eq!(dense_length(&[2, 3, 5], &[15, 1, 3], [2, 3, 1, 5], Layout::Nhwc), Some(30));

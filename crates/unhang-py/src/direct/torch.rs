@@ -1,4 +1,4 @@
-//! The torch of this process: what was found of it, and what it answers without a tensor.
+//! The torch of this process: its functions, and answers that need no tensor.
 
 use std::ffi::{CStr, c_void};
 
@@ -9,10 +9,10 @@ use super::accelerator::Accelerator;
 use super::c_interface::{Boxed, Code, Functions, loaded};
 use super::profiler::Profiler;
 
-/// The version of the C interface that is spoken here: that of torch 2.10.
+/// The version of the C interface used here: that of torch 2.10.
 const SPOKEN: u64 = (2 << 56) | (10 << 48);
 
-/// A number that every symbolic integer holds as such; one below -2^62 would be taken for a pointer.
+/// The least number that every symbolic integer stores as such; one below -2^62 would be taken for a pointer.
 const LEAST: i64 = -(1 << 62);
 
 /// The torch of this process.
@@ -27,24 +27,24 @@ pub struct Torch {
 enum DeleteOptional {
     /// From torch 2.13.
     Torchs(unsafe extern "C" fn(*mut u64) -> Code),
-    /// Before, it is a plain object of C++.
+    /// Before that, it is a plain C++ object.
     Cpps(unsafe extern "C" fn(*mut c_void)),
 }
 
-/// Whether what unwinds our frames is what unwinds torch's: an exception of torch's that passes through them asks both. A linker that
-/// puts an unwinder of its own into this library makes two, and the first exception ends the process.
+/// Whether our frames and torch's have the same unwinder: an exception of torch's that passes through them uses both. A
+/// linker that puts a second unwinder into this library would make the first exception end the process.
 fn shares_the_unwinder(library: &Library) -> bool {
     unsafe extern "C" {
         fn _Unwind_GetLanguageSpecificData(context: *mut c_void) -> *const c_void;
     }
     let ours = _Unwind_GetLanguageSpecificData as *const () as usize;
-    // SAFETY: the address alone is used. It is looked for in torch and in what torch is linked to.
+    // SAFETY: only the address is used. The look-up covers torch and what torch is linked to.
     let torchs = unsafe { library.get::<*const ()>(b"_Unwind_GetLanguageSpecificData") };
     torchs.is_ok_and(|torchs| *torchs as usize == ours)
 }
 
 impl Torch {
-    /// Finds the functions of the torch that is loaded; or why calls have to go through Python.
+    /// Finds the functions of the loaded torch; or says why calls must go through Python.
     pub fn find() -> Result<Torch, String> {
         if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
             return Err("torch's calling convention is not known on this processor".to_owned());
@@ -54,7 +54,7 @@ impl Torch {
         if !shares_the_unwinder(&library) {
             return Err("exceptions are unwound by different libraries in torch and in this package".to_owned());
         }
-        // SAFETY: the signature that torch's header gives.
+        // SAFETY: the signature in torch's header.
         let newer = unsafe { library.get::<unsafe extern "C" fn(*mut u64) -> Code>(b"torch_delete_stable_ivalue") };
         let delete_optional = match newer {
             Ok(delete) => DeleteOptional::Torchs(*delete),
@@ -68,7 +68,7 @@ impl Torch {
         let strided = unsafe { (functions.strided)() };
         let (accelerator, profiler) = (Accelerator::find(&library), Profiler::find(&library));
         let torch = Torch { functions, delete_optional, accelerator, profiler, strided };
-        // The library is never closed: it is torch.
+        // The library is never closed, because it is torch.
         std::mem::forget(library);
         Ok(torch)
     }
@@ -76,17 +76,17 @@ impl Torch {
     /// Registers kernels of a namespace for a dispatch key, for the life of the process.
     pub fn register(&self, namespace: &CStr, key: &CStr, kernels: &[(&CStr, Boxed)]) -> Result<(), String> {
         let mut library = std::ptr::null_mut();
-        // SAFETY: texts that end in zero, and a place for the result, which is never deleted: that would take the
-        // kernels out while other threads are in them.
+        // SAFETY: texts that end in zero, and a valid pointer for the result. The result is never deleted: that would
+        // remove the kernels while other threads run them.
         let code =
             unsafe { (self.functions.library)(namespace.as_ptr(), key.as_ptr(), c"unhang".as_ptr(), 0, &mut library) };
         if code != 0 {
-            return Err("torch takes no kernels".to_owned());
+            return Err("torch does not accept kernels".to_owned());
         }
         for (name, kernel) in kernels {
-            // SAFETY: a library of torch's and a kernel that keeps to torch's rules; see `kernels.rs`.
+            // SAFETY: a library of torch's and a kernel that follows torch's rules; see `kernels.rs`.
             if unsafe { (self.functions.register)(library, name.as_ptr(), *kernel, SPOKEN) } != 0 {
-                return Err(format!("torch does not take {}", name.to_string_lossy()));
+                return Err(format!("torch does not accept {}", name.to_string_lossy()));
             }
         }
         Ok(())
@@ -94,14 +94,14 @@ impl Torch {
 
     /// Whether this thread records a graph with torch's tracer.
     pub fn is_tracing(&self) -> bool {
-        // SAFETY: a reference to a shared pointer of this thread's, whose first word is what it points to.
+        // SAFETY: a reference to this thread's shared pointer, whose first word is the address that it points to.
         unsafe { !(*(self.functions.tracing)()).is_null() }
     }
 
-    /// Threads that torch computes with.
+    /// The number of threads that torch computes with.
     pub fn threads(&self) -> usize {
         let mut threads = 1;
-        // SAFETY: a place for the number.
+        // SAFETY: a valid pointer for the number.
         unsafe { (self.functions.threads)(&mut threads) };
         threads as usize
     }
@@ -109,17 +109,17 @@ impl Torch {
     /// The stream that this thread queues work on.
     pub fn stream(&self, device_index: i32) -> Option<u64> {
         let mut stream = std::ptr::null_mut();
-        // SAFETY: a place for the stream.
+        // SAFETY: a valid pointer for the stream.
         (unsafe { self.accelerator.stream?(device_index, &mut stream) } == 0).then_some(stream as u64)
     }
 
-    /// The number of torch's type for bytes.
+    /// Torch's number for the byte type.
     pub fn byte(&self) -> i32 {
         // SAFETY: no arguments.
         unsafe { (self.functions.byte)() }
     }
 
-    /// The number of torch's type for the elements of our problems.
+    /// Torch's number for our element type.
     pub fn number_of(&self, data_type: DataType) -> i32 {
         let functions = &self.functions;
         let ask = match data_type {
@@ -132,7 +132,7 @@ impl Torch {
         unsafe { ask() }
     }
 
-    /// What a slot of an optional type holds.
+    /// The contents of a slot with an optional type.
     ///
     /// # Safety
     /// The slot holds an optional value that nobody else deletes.
@@ -141,7 +141,7 @@ impl Torch {
         if value.is_null() {
             return None;
         }
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         let inner = unsafe { *value };
         match self.delete_optional {
             // SAFETY: as above; torch allocated it for us to delete.
@@ -154,8 +154,8 @@ impl Torch {
         Some(inner)
     }
 
-    /// The number in a slot, as it may be handed on to torch, whose C++ entries take symbolic integers. One that is too low to be
-    /// held as such is clamped: torch refuses every negative number of a convolution alike.
+    /// The number in a slot, ready for torch's C++ entries, which take symbolic integers. A number too low to be stored
+    /// as such is clamped: torch rejects every negative number of a convolution in the same way.
     pub fn number(&self, slot: u64) -> i64 {
         (slot as i64).max(LEAST)
     }

@@ -1,0 +1,208 @@
+"""Patched subclasses of ``nn.Conv2d``: what their classes do by themselves, they still do."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import unhang
+from comparing import assert_close
+from unhang import SafeConv2d, Settings, _convolve
+
+OURS = Settings(strategy="cpu_fallback")
+known_kinds: list[type] = []
+
+
+class Padded(nn.Conv2d):
+    """Convolves by itself, as timm's and detectron2's layers do."""
+
+    def forward(self, input: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        padded = F.pad(input, [1, 1, 1, 1])
+        return F.conv2d(padded, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups) * scale
+
+
+class PassedBy(nn.Conv2d):
+    """Convolves nothing."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input
+
+
+class Stateful(nn.Conv2d):
+    """Has something that cannot be copied, and says what of it can."""
+
+    def __init__(self, *arguments: int) -> None:
+        super().__init__(*arguments)
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict:
+        return {name: it for name, it in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.lock = threading.Lock()
+
+
+class Remade(nn.Conv2d):
+    """Says itself how it is made again."""
+
+    def __reduce__(self) -> tuple:
+        return Remade, (self.in_channels, self.out_channels, self.kernel_size), {"_parameters": self._parameters}
+
+
+class RemadeByClass(Remade):
+    """Says it as Python's documentation does."""
+
+    def __reduce__(self) -> tuple:
+        return self.__class__, *super().__reduce__()[1:]
+
+
+class Skipping(nn.Conv2d):
+    """Adds what it convolves to another input."""
+
+    def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        return skip + F.conv2d(x, self.weight, self.bias, padding=1)
+
+
+class Listing(nn.Conv2d):
+    """Takes all its inputs in one list."""
+
+    def forward(self, all: list) -> torch.Tensor:
+        return all[1] + F.conv2d(all[0], self.weight, self.bias, padding=1)
+
+
+class Keeping(nn.Conv2d):
+    """Keeps its result in what it was given, and adds what it has from elsewhere."""
+
+    def forward(self, x: torch.Tensor, kept: list) -> torch.Tensor:
+        kept.append(F.conv2d(x, self.weight, self.bias, padding=1) + self.skip)
+        return kept[-1]
+
+
+class Family(nn.Conv2d):
+    """Keeps a list of its descendants, each with a name."""
+
+    def __init_subclass__(cls, *, kind: str, **options: object) -> None:
+        super().__init_subclass__(**options)
+        known_kinds.append(cls)
+
+
+class Child(Family, kind="child"):
+    """One of them."""
+
+
+def _strategies() -> dict[str, set[str]]:
+    """The strategies by which each direction was planned."""
+    found: dict[str, set[str]] = {}
+    for (key, token), route in _convolve.routes.items():
+        if route.tally.total:
+            found.setdefault(key.partition(":")[0], set()).add(Settings.from_token(token).strategy)
+    return found
+
+
+def test_what_a_forward_of_its_own_convolves_has_the_layers_settings() -> None:
+    layer, x = Padded(2, 3, 3), torch.randn(1, 2, 6, 6)
+    want = layer(x, scale=2.0)
+    wanted = torch.autograd.grad(want.sum(), list(layer.parameters()))
+    unhang.patch_model(layer, OURS)
+    with unhang.enabled("aten", devices=("cpu",)):
+        for _ in range(8):
+            for got in (layer(x, scale=2.0), layer(input=x, scale=2.0), layer(x, 2.0)):
+                assert_close(got, want.double(), slack=3)
+                gradients = torch.autograd.grad(got.sum(), list(layer.parameters()))
+                for ours, plain in zip(gradients, wanted):
+                    assert_close(ours, plain.double(), slack=3)
+    assert _strategies() == {"forward": {"cpu_fallback"}, "backward-weights": {"cpu_fallback"}}
+    assert layer.get_bypass_stats()["engines"] == {"cpu": 24}
+    unhang.unpatch_model(layer)
+    assert type(layer) is Padded
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+def test_the_layer_before_one_that_convolves_nothing_keeps_its_settings() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), PassedBy(3, 3, 3))
+    unhang.patch_model(model[1], OURS)
+    with unhang.enabled("aten", devices=("cpu",)):
+        model(torch.randn(1, 2, 6, 6)).sum().backward()
+    assert _strategies() == {"forward": {"aten"}, "backward-weights": {"aten"}}
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.parametrize("kind", [Skipping, Listing, Keeping])
+def test_a_layers_settings_are_for_what_its_forward_created(kind: type[nn.Conv2d]) -> None:
+    """And not for the layer that made another tensor of the sum, wherever its forward has that from."""
+    before, layer, x = nn.Conv2d(2, 3, 5, padding=2), kind(3, 3, 3), torch.randn(1, 3, 6, 6)
+    unhang.patch_model(layer, OURS)
+    with unhang.enabled("aten", devices=("cpu",)):
+        skip = layer.skip = before(torch.randn(1, 2, 6, 6))
+        inputs = {Skipping: (x, skip), Listing: ([x, skip],), Keeping: (x, [])}
+        layer(*inputs[kind]).sum().backward()
+    strategies = {
+        (key.split(":")[4], Settings.from_token(token).strategy)
+        for (key, token), route in _convolve.routes.items()
+        if route.tally.total and key.startswith("backward-weights:")
+    }
+    assert strategies == {("3x5x5", "aten"), ("3x3x3", OURS.strategy)}
+
+
+def test_a_forward_of_its_own_is_scripted_and_traced_as_before() -> None:
+    layer, x = Padded(2, 3, 3), torch.randn(1, 2, 6, 6)
+    want = layer(x)
+    unhang.patch_model(layer, OURS)
+    assert inspect.signature(layer.forward) == inspect.signature(Padded(2, 3, 3).forward)
+    for form in (torch.jit.script(layer), torch.jit.trace(layer, x), torch.fx.symbolic_trace(layer)):
+        torch.testing.assert_close(form(x), want)
+    if hasattr(torch, "compile"):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), want)
+
+
+@pytest.mark.parametrize("kind", [Stateful, Remade, RemadeByClass, Padded])
+def test_a_layer_is_copied_and_saved_as_its_class_says(kind: type[nn.Conv2d]) -> None:
+    layer, x = kind(2, 3, 3), torch.randn(1, 2, 6, 6)
+    unhang.patch_model(layer, OURS)
+    want = layer(x)
+    for form in (copy.deepcopy(layer), *(pickle.loads(pickle.dumps(layer, protocol)) for protocol in (2, 5))):
+        assert isinstance(form, SafeConv2d)
+        assert isinstance(form, kind)
+        assert form.config == OURS
+        torch.testing.assert_close(form(x), want)
+        assert form.get_bypass_stats()["engines"] == {"cpu": 1}
+        assert type(unhang.unpatch_model(form)) is kind
+
+
+def test_a_registry_of_classes_hears_nothing_of_a_patch() -> None:
+    layer = unhang.patch_model(Child(2, 3, 3), OURS)
+    assert known_kinds == [Child]
+    assert isinstance(layer, SafeConv2d)
+
+    class Own(SafeConv2d, Family, kind="own"):
+        """A user's own class of both kinds."""
+
+    assert known_kinds == [Child, Own]
+
+
+def test_the_constructor_has_the_arguments_of_conv2d() -> None:
+    ours, plain = inspect.signature(SafeConv2d), inspect.signature(nn.Conv2d)
+    assert [name for name in ours.parameters if name != "config"] == list(plain.parameters)
+    layer = nn.utils.skip_init(SafeConv2d, 2, 3, 3, config=OURS)
+    assert layer.weight.device.type == "cpu"
+    assert layer.config == OURS
+
+
+def test_a_subclass_and_a_layer_have_signatures_of_their_kind() -> None:
+    class Own(SafeConv2d):
+        """A user's own class, with other arguments."""
+
+        def __init__(self, width: int) -> None:
+            super().__init__(width, width, 1)
+
+    assert list(inspect.signature(Own).parameters) == ["width"]
+    assert inspect.signature(SafeConv2d(1, 1, 1)) == inspect.signature(nn.Conv2d(1, 1, 1))

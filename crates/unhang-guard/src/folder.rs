@@ -100,7 +100,7 @@ fn is_kind(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Ours, or root's, who can do anything anyway; and nobody else may write it.
+/// It must be ours, or root's, who can do anything anyway. Nobody else may write it.
 fn check_owner(path: &Path, stat: &Stat) -> Result<(), NotPrivate> {
     if stat.st_uid != us() && stat.st_uid != 0 {
         return Err(NotPrivate::Foreign { path: path.to_owned(), owner: stat.st_uid, us: us() });
@@ -111,7 +111,7 @@ fn check_owner(path: &Path, stat: &Stat) -> Result<(), NotPrivate> {
     Ok(())
 }
 
-/// Nobody but us and root may rename what is below: each folder above is ours or root's, and not writable by others
+/// Nobody but us and root may rename what is below. Each folder above is ours or root's, and not writable by others
 /// unless it is sticky. A folder that our primary group may write is common (umask 002) and accepted.
 fn check_above(path: &Path) -> Result<(), NotPrivate> {
     for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {

@@ -5,8 +5,8 @@
 //! reads files that somebody named, with limits. `sqlite` opens databases that others wrote. [`text`] is the one
 //! filter for outside text that people see, and [`time`] reads times as people write them.
 //!
-//! It knows nothing about GPUs, torch or stores, and depends only on the system's own calls, because the shield,
-//! which runs in other people's processes, uses it too.
+//! It knows nothing about GPUs, torch or stores. It depends only on the system's own calls, because the shield uses it
+//! too, inside other people's processes.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,5 @@
 //! The one filter for outside text: file names, symbols of code objects, output of other programs.
 
-use std::borrow::Cow;
-
 /// Whether a character may be shown. Control characters drive a terminal (C1 codes too: U+009B alone starts an escape
 /// sequence). Characters that reverse the writing direction or have no width disguise text.
 pub fn is_plain(c: char) -> bool {
@@ -48,12 +46,6 @@ pub fn file_name(text: &str) -> String {
     if name.is_empty() || name.starts_with('.') { format!("_{name}") } else { name }
 }
 
-/// Outside bytes as text that may be shown.
-pub fn printable_bytes(bytes: &[u8]) -> String {
-    let text: Cow<'_, str> = String::from_utf8_lossy(bytes);
-    printable(&text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,7 +57,6 @@ mod tests {
         }
         assert_eq!(printable("two\nlines\tand é, 3×3, 中"), "two\nlines\tand é, 3×3, 中");
         assert_eq!(printable_line("a\nb\tc\rd"), "a b c\u{fffd}d");
-        assert_eq!(printable_bytes(b"\xff\x1b"), "\u{fffd}\u{fffd}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What others on the same machine put in the way: their folders, links, pipes and files. Needs root, who can make files
-//! of anybody's; elsewhere the tests that need a second user say that they were skipped.
+//! What others on the same machine put in the way: their folders, links, pipes and files. Only root can create other
+//! users' files. Without root, the tests that need a second user report that they were skipped.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -17,7 +17,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Whether this user can make files of others'.
+/// Whether this user can create other users' files.
 fn can_give_away() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {

@@ -1,12 +1,11 @@
 //! A machine in one file: what the doctor read, and nothing else, for a bug report.
 //!
-//! While the doctor looks, [`System`] keeps a copy of each file that it reads; that set *is* the description, so a
-//! bundle can never lack what the doctor needs or hold what it does not. Libraries are replaced by a few lines of text, and
-//! logs by the lines that matter. Of people's own files nothing is copied: what sets a variable of the table is written
-//! anew from its name and value, so that no command, comment or other assignment on the same line comes along. Names of
-//! users and of the host, serial numbers and addresses are taken out everywhere ([`names`]); of names of folders and of values only what is
-//! on a list stays ([`words`]). Unpacked, it is a folder for
-//! `--root`.
+//! While the doctor looks, [`System`] keeps a copy of each file that it reads. That set *is* the description, so a
+//! bundle can never lack what the doctor needs or hold what it does not. Libraries are replaced by a few lines of text,
+//! and logs by the lines that matter. Of people's own files nothing is copied: what sets a variable of the table is
+//! written anew from its name and value. So no command, comment or other assignment on the same line comes along. Names
+//! of users and of the host, serial numbers and addresses are taken out everywhere ([`names`]). Of names of folders and
+//! of values only what is on a list stays ([`words`]). Unpacked, it is a folder for `--root`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,6 +15,7 @@ use crate::assignments::parse_line;
 use crate::findings::{Examination, Options, examine};
 use crate::kernel;
 use crate::leftovers::OUR_MARK;
+use crate::library;
 use crate::software;
 use crate::system::System;
 use crate::variables;
@@ -114,7 +114,8 @@ fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
         return kernel::parse_proc_version(&text).map(|version| format!("Linux version {version}\n").into_bytes());
     }
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    if path.starts_with("/etc/ld.so.conf.d") {
+    // Of Python's path files only the folders that they lead to.
+    if path.starts_with("/etc/ld.so.conf.d") || name.ends_with(".pth") {
         let folders = text.lines().map(str::trim).filter(|line| line.starts_with('/'));
         return Some(
             folders.map(|folder| format!("{}\n", names.cleaned_folders(folder))).collect::<String>().into_bytes(),
@@ -123,9 +124,15 @@ fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
     if name == "version.py" {
         return Some(software::rebuilt_torch_version(&text).into_bytes());
     }
+    if path.starts_with("/proc/driver/nvidia") {
+        // Beside the model, NVIDIA's driver names the one card that this is (`GPU UUID`).
+        let model = text.lines().filter(|line| line.starts_with("Model:"));
+        return Some(model.map(|line| format!("{line}\n")).collect::<String>().into_bytes());
+    }
     let kernels = ["/sys", "/proc", "/dev"].iter().any(|start| path.starts_with(start));
-    // One-line versions, descriptions of libraries, and MIOpen's tables of numbers: nobody writes into them by hand.
-    let is_made = name.contains(".so") || name.ends_with("db.txt") || content.is_empty();
+    // Our own descriptions of libraries, and MIOpen's tables of numbers: nobody writes into them by hand. The contents
+    // decide, because `/etc/profile.d/acme.source.sh` has the name of a library, too.
+    let is_made = library::is_description(&text) || name.ends_with("db.txt") || content.is_empty();
     if kernels || is_made {
         return Some(content.to_vec());
     }
@@ -206,10 +213,29 @@ mod tests {
     }
 
     #[test]
+    fn a_script_with_the_name_of_a_library_is_no_library() {
+        let text = "export TOKEN=hunter2\nexport HSA_ENABLE_SDMA=0\n";
+        for path in ["/etc/profile.d/acme.source.sh", "/etc/environment.d/10.sonar.conf"] {
+            let kept = cleaned(Path::new(path), text.as_bytes(), &nobody()).unwrap();
+            assert_eq!(String::from_utf8(kept).unwrap(), "\nexport HSA_ENABLE_SDMA='0'\n", "{path}");
+        }
+        for made in
+            ["unhang: stand-in for a library\narchitectures=gfx1030\nrunpath=no\n", "GNU C Library (a stand-in) 2.39"]
+        {
+            let kept = cleaned(Path::new("/usr/lib/libtorch_hip.so"), made.as_bytes(), &nobody()).unwrap();
+            assert_eq!(String::from_utf8(kept).unwrap(), made);
+        }
+    }
+
+    #[test]
     fn cards_have_no_serial_number() {
         let text = "simd_count 72\nunique_id 7683451862354\ngfx_target_version 100100\n";
         let path = Path::new("/sys/class/kfd/kfd/topology/nodes/1/properties");
         let clean = String::from_utf8(cleaned(path, text.as_bytes(), &nobody()).unwrap()).unwrap();
         assert_eq!(clean, "simd_count 72\nunique_id 0\ngfx_target_version 100100\n");
+        let text = "Model: \t\t NVIDIA GeForce RTX 4090\nIRQ: 142\nGPU UUID: \t GPU-7c1e5a6b-2f7d\nVideo BIOS: 95.02\n";
+        let path = Path::new("/proc/driver/nvidia/gpus/0000:01:00.0/information");
+        let clean = String::from_utf8(cleaned(path, text.as_bytes(), &nobody()).unwrap()).unwrap();
+        assert_eq!(clean, "Model: \t\t NVIDIA GeForce RTX 4090\n");
     }
 }

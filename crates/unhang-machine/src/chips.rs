@@ -1,6 +1,6 @@
 //! Which chip is which: PCI device ids and KFD target versions.
 //!
-//! The ids are those of the kernel's amdgpu driver and the names those of libdrm's `amdgpu.ids`. A name depends on
+//! The ids are those of the kernel's amdgpu driver and the names those of libdrm's `amdgpu.ids` and of `pci.ids`. A name depends on
 //! the revision too: device 731F alone is six different cards. RDNA1 is gfx1010 to gfx1013; gfx1030 is RDNA2.
 
 use serde::Serialize;
@@ -103,14 +103,30 @@ const CARDS: &[Card] = &[
     (0x73bf, Some(0xc1), "gfx1030", "Radeon RX 6800 XT"),
     (0x73bf, Some(0xc3), "gfx1030", "Radeon RX 6800"),
     (0x73bf, None, "gfx1030", "Radeon RX 6800/6900 series"),
+    (0x73a5, None, "gfx1030", "Radeon RX 6950 XT"),
+    (0x73af, None, "gfx1030", "Radeon RX 6900 XT"),
     (0x73df, None, "gfx1031", "Radeon RX 6700 series"),
     (0x73ff, None, "gfx1032", "Radeon RX 6600 series"),
+    (0x73ef, None, "gfx1032", "Radeon RX 6650 XT / 6700S / 6800S"),
+    (0x73e3, None, "gfx1032", "Radeon Pro W6600"),
+    (0x7422, None, "gfx1034", "Radeon Pro W6400"),
     (0x743f, None, "gfx1034", "Radeon RX 6400/6500 series"),
     (0x744c, None, "gfx1100", "Radeon RX 7900 series"),
+    (0x7448, None, "gfx1100", "Radeon Pro W7900"),
+    (0x744a, None, "gfx1100", "Radeon Pro W7900 Dual Slot"),
+    (0x745e, None, "gfx1100", "Radeon Pro W7800"),
     (0x747e, None, "gfx1101", "Radeon RX 7700/7800 series"),
+    (0x7470, None, "gfx1101", "Radeon Pro W7700"),
     (0x7480, None, "gfx1102", "Radeon RX 7600 series"),
+    (0x7483, None, "gfx1102", "Radeon RX 7600M series"),
+    (0x7489, None, "gfx1102", "Radeon Pro W7500"),
+    (0x15bf, None, "gfx1103", "Radeon 740M/760M/780M"),
+    (0x15c8, None, "gfx1103", "Radeon 740M"),
+    (0x150e, None, "gfx1150", "Radeon 880M/890M"),
+    (0x1114, None, "gfx1152", "Radeon 840M/860M"),
     (0x1586, None, "gfx1151", "Radeon 8050S/8060S"),
     (0x7550, None, "gfx1201", "Radeon RX 9070 series"),
+    (0x7551, None, "gfx1201", "Radeon AI Pro R9700"),
     (0x7590, None, "gfx1200", "Radeon RX 9060 series"),
 ];
 
@@ -187,6 +203,16 @@ mod tests {
         }
         for chip in CHIPS {
             assert_eq!(gfx_name(chip.target_version).as_deref(), Some(chip.gfx));
+        }
+    }
+
+    #[test]
+    fn later_cards_are_recognised_without_the_driver() {
+        for (device, gfx) in
+            [(0x73a5, "gfx1030"), (0x73ef, "gfx1032"), (0x7448, "gfx1100"), (0x150e, "gfx1150"), (0x7551, "gfx1201")]
+        {
+            let (_, chip) = by_pci_id(device, Some(0xc1)).unwrap();
+            assert_eq!((chip.gfx, chip.affected), (gfx, false), "{device:04x}");
         }
     }
 

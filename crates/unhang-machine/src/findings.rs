@@ -1,7 +1,7 @@
 //! The doctor: findings, and the verdict over all.
 //!
-//! A finding has an id that never changes, says what is wrong in one line, why (with its source), what to do, and how
-//! sure we are. Each family of findings is one file and a function from what was seen to findings.
+//! A finding has an id that never changes. It says what is wrong in one line, why (with its source), what to do, and
+//! how sure we are. Each family of findings is one file and a function from what was seen to findings.
 
 mod environment;
 mod frameworks;
@@ -20,6 +20,7 @@ use crate::leftovers::{self, Leftover};
 use crate::machine::Machine;
 use crate::miopen;
 use crate::routes;
+use crate::shell::quoted;
 use crate::software::Software;
 use crate::system::System;
 use crate::unrepaired;
@@ -137,7 +138,8 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let software = Software::inspect(system, &options.pythons);
     let leftovers = leftovers::find(system);
     let own_profiles = leftovers::own_profiles(system);
-    let program = options.program.as_ref().map_or_else(|| "unhang".to_owned(), |path| path.display().to_string());
+    let program =
+        options.program.as_ref().map_or_else(|| "unhang".to_owned(), |path| quoted(&path.display().to_string()));
     let wheel = options.wheel.clone().unwrap_or_else(|| routes::WHEEL.to_owned());
     let caches = miopen::quick_look(system);
     let log = kernel::log_lines(system);

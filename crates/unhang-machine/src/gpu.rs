@@ -136,8 +136,8 @@ fn parse_memory_bank(text: &str) -> Option<MemoryBank> {
 }
 
 impl MemoryBank {
-    /// Bytes a second. KFD gives the memory's own clock; GDDR6, on every RDNA card with a narrow bus, moves 16 bits a pin
-    /// in each of its cycles (14 Gbit/s at 875 MHz), HBM 2. Unknown for older chips, which had other memory.
+    /// Bytes a second. KFD gives the memory's own clock. GDDR6, on every RDNA card with a narrow bus, moves 16 bits a
+    /// pin a cycle (14 Gbit/s at 875 MHz), HBM 2. Unknown for older chips, which had other memory.
     fn bandwidth(self, target_version: u32) -> Option<u64> {
         let for_each_cycle = match self.width {
             1024.. => 2,

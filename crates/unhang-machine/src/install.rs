@@ -1,12 +1,12 @@
 //! Writes a profile into a system or a home, and removes it again to the last byte.
 //!
 //! The order of things makes it safe to be interrupted anywhere. Before the first change a journal is on the disk that
-//! names every change to come; each change keeps what it replaces (the very file, by a hard link or a rename) in a
+//! names every change to come. Each change keeps what it replaces (the very file, by a hard link or a rename) in a
 //! backup folder. Whoever comes next finds the journal: a finished one is an installation, an unfinished one is undone
 //! first. Undoing is written so that each step can be repeated and skipped.
 //!
-//! Files are reached by [`tree::Tree`], component by component and never through a symbolic link, so that nothing
-//! outside of the root or the home is ever touched.
+//! Files are reached by [`tree::Tree`], component by component and never through a symbolic link. So nothing outside of
+//! the root or the home is ever touched.
 
 pub(crate) mod edit;
 mod journal;

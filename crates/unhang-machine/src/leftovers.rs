@@ -1,7 +1,7 @@
 //! What earlier attempts left on the disk: profile scripts, lines in shell start-up files, units, rules.
 //!
-//! Found by what a line *does* (it sets a variable of the table, or one that does not exist), and by the few file
-//! names that guides for these cards tell people to write. Files that unhang wrote are not leftovers.
+//! Found by what a line *does* (it sets a variable of the table, or one that does not exist). Also found by the few
+//! file names that guides for these cards tell people to write. Files that unhang wrote are not leftovers.
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,7 @@
 //!
 //! A separate small reader, because it must be bounded in memory and time on any file, and quick on a
 //! `libtorch_hip.so` of two gigabytes. It reads headers only. GPU code is in the section `.hip_fatbin` as a row of
-//! bundles, one per source file, each starting on a page; a bundle's header names the chips of its entries.
+//! bundles, one per source file, each starting on a page. A bundle's header names the chips of its entries.
 
 use std::fs::File;
 use std::io::Read;
@@ -24,6 +24,18 @@ const MOST_PAGES: usize = 16 * 1024;
 const HEADER: usize = 64 * 1024;
 /// In a machine folder, a text file with this beginning stands for a library: bundles write them.
 const STAND_IN: &str = "unhang: stand-in for a library";
+/// Such a file stands for glibc, with glibc's own words, so that its version is read from both in one way.
+const GLIBC_STAND_IN: &str = "GNU C Library (a stand-in)";
+
+/// Whether a text stands for a library, as bundles write it.
+pub(crate) fn is_description(text: &str) -> bool {
+    [STAND_IN, GLIBC_STAND_IN].iter().any(|start| text.starts_with(start))
+}
+
+/// The text that stands for a glibc of this version.
+pub(crate) fn glibc_stand_in(major: u32, minor: u32) -> String {
+    format!("{GLIBC_STAND_IN} stable release version {major}.{minor}.\n")
+}
 
 /// What was read from a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

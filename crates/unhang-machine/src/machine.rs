@@ -62,11 +62,11 @@ impl Machine {
 
     /// A short text that is equal on two machines exactly if evidence may be carried over.
     ///
-    /// It is made of the true chips with their compute units, the chips that the runtime reports, the kernel's major
-    /// and minor version and the version of amdgpu if it has one; and of `runtime`, which is the caller's word for
-    /// torch and HIP (for example `2.2.2+rocm5.7`), if the evidence depends on it. GPUs that cannot compute with HIP
-    /// or CUDA do not enter, nor does any name of a user or host. An emulated card vouches for no real one, so its machine
-    /// has its own fingerprint.
+    /// It is made of the true chips with their compute units, the chips that the runtime reports, and the kernel's
+    /// major and minor version. The version of amdgpu is part of it if there is one. So is `runtime`, which is the
+    /// caller's word for torch and HIP (for example `2.2.2+rocm5.7`), if the evidence depends on it. GPUs that cannot
+    /// compute with HIP or CUDA do not enter, nor does any name of a user or host. An emulated card vouches for no real
+    /// one, so its machine has its own fingerprint.
     pub fn fingerprint(&self, runtime: Option<&str>) -> String {
         let mut hash = Fnv1a::new();
         hash.field("unhang-machine-1");

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::chips::CHIPS;
 use crate::findings::Examination;
 use crate::leftovers::OUR_MARK;
+use crate::shell::quoted;
 
 /// How well a line is founded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -87,7 +88,7 @@ fn spoof() -> Line {
         "10.3.0",
         Ground::Reported,
         "the same",
-        "wheels of this version hold no code for gfx101x, so nothing runs without it. The price: gfx1030 code lacks the \
+        "wheels of this version have no code for gfx101x, so nothing runs without it. The price: gfx1030 code lacks the \
          work-arounds for RDNA1's hardware bugs",
     )
 }
@@ -150,15 +151,17 @@ impl Profile {
         let gfx = card.gfx.as_deref().unwrap_or("gfx1010");
         match torch {
             Some(torch) if crate::chips::holds(&torch.architectures, gfx) => {
-                (no_spoof(), format!("torch {} holds code for {gfx}", torch.version))
+                (no_spoof(), format!("torch {} has code for {gfx}", torch.version))
             }
-            Some(torch) if torch.hip_version().is_some_and(|version| version <= (5, 2)) => (
-                rocm_5_2(),
-                format!("torch {} is of the age that owners report working under the spoof", torch.version),
-            ),
+            Some(torch) if torch.hip_version().is_some_and(|version| version <= (5, 2)) => {
+                (rocm_5_2(), format!("owners report that a torch as old as {} works under the spoof", torch.version))
+            }
             Some(torch) => (
                 rocm_5_7(),
-                format!("torch {} holds no code for {gfx} and is of the age that owners report hanging", torch.version),
+                format!(
+                    "torch {} has no code for {gfx}, and owners report that one as new as this hangs",
+                    torch.version
+                ),
             ),
             None if !examination.software.frameworks.is_empty() => {
                 let framework = &examination.software.frameworks[0];
@@ -189,7 +192,7 @@ fn rocm_5_2() -> Profile {
                 "0",
                 Ground::Reported,
                 "0, together with IMPLICIT_GEMM=1, which does nothing",
-                "the one effective line of the guide under which all sizes up to 512×512 are reported to work; the other \
+                "the only line of that guide with an effect: with it all sizes up to 512×512 are reported to work; the other \
                  families stay on, so every convolution has a solver",
             ),
             set(
@@ -298,16 +301,6 @@ pub enum Shell {
     Systemd,
     /// A file for `docker run --env-file`.
     Docker,
-}
-
-/// Quotes for sh: single quotes, unless nothing needs them.
-fn quoted(value: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:=+,".contains(c);
-    if !value.is_empty() && value.chars().all(plain) {
-        value.to_owned()
-    } else {
-        format!("'{}'", value.replace('\'', r"'\''"))
-    }
 }
 
 impl Profile {
@@ -465,13 +458,5 @@ mod tests {
             }
         }
         assert!(Profile::named("rocm9").is_none());
-    }
-
-    #[test]
-    fn values_are_quoted() {
-        assert_eq!(quoted("10.3.0"), "10.3.0");
-        assert_eq!(quoted("a;b"), "'a;b'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted(""), "''");
     }
 }

@@ -3,6 +3,8 @@
 //! None of them was tried by us: nobody here has a card. Each says who reports it.
 
 use crate::finding::Confidence;
+use crate::shell::quoted;
+use crate::software::Torch;
 
 /// A recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +70,21 @@ pub fn install_unhang(torch: &str, wheel: &str) -> String {
             format!("python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && {install}")
         }
         user if user.ends_with("/.local") => format!("python3 -m {install}"),
-        prefix => format!("{prefix}/bin/{install}"),
+        prefix => format!("{} install {wheel}", quoted(&format!("{prefix}/bin/pip"))),
     }
+}
+
+/// Makes `python` and `unhang` of a shell those beside a torch: enters its environment and installs unhang there, as far as
+/// either is needed.
+pub fn prepare(torch: &Torch, wheel: &str) -> Option<String> {
+    let enter = torch.activate.as_ref().map(|script| format!(". {}", quoted(script)));
+    let install = match (torch.unhang, &enter) {
+        (true, _) => None,
+        (false, Some(_)) => Some(install_wheel(wheel)),
+        (false, None) => Some(install_unhang(&torch.path, wheel)),
+    };
+    let commands: Vec<String> = enter.into_iter().chain(install).collect();
+    (!commands.is_empty()).then(|| commands.join(" && "))
 }
 
 /// The options that give a container access to the card. The group by its number: `render` has another one on each
@@ -113,8 +128,8 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
             notes: "Since 2026; Linux and Windows. No spoof: HSA_OVERRIDE_GFX_VERSION must not be set. (Source: \
                     easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
                 .to_owned(),
-            unhang: "native code has none of the hardware hazards. MIOpen remains: its spatial batch normalisation does not \
-                     compile for gfx1010, and it searches for minutes. `unhang run` adds faster convolutions and a watchdog",
+            unhang: "native code has the compiler's work-arounds, and `unhang run` repairs the few places that lack one. MIOpen \
+                     remains: its spatial batch normalisation does not compile for gfx1010, and it searches for minutes",
             confidence: Confidence::SeenOnACard,
         });
     }
@@ -144,8 +159,8 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
             NEWEST_GLIBC.1,
             container(wheel)
         ),
-        unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables, repairs code as \
-                 it loads (emulated, not yet seen on a card), uses only engines that passed a test, and ends a program that hangs",
+        unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables and repairs code \
+                 as it loads (emulated, not yet seen on a card). It uses only engines that passed a test, and ends a program that hangs",
         confidence: Confidence::SeenOnACard,
     });
     all
@@ -153,8 +168,9 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
 
 /// The recipes for people to read.
 pub fn in_words(gfx: &str, wheel: &str) -> String {
-    let mut text =
-        format!("Ways to a torch that computes on {gfx}, best first. None was tried by us: nobody here has a card.\n");
+    let mut text = format!(
+        "Ways to a torch that computes on {gfx}, best first. We have tried none of them: nobody here has a card.\n"
+    );
     for (index, route) in routes(gfx, wheel).into_iter().enumerate() {
         text.push_str(&format!("\n{}. {} [{}]\n", index + 1, route.title, route.confidence.name()));
         for command in &route.commands {
@@ -166,4 +182,17 @@ pub fn in_words(gfx: &str, wheel: &str) -> String {
         text.push_str(&format!("\n{ABOUT_WHEEL}\n"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_names_an_environment_as_a_shell_takes_it() {
+        let command = |prefix: &str| install_unhang(&format!("{prefix}/lib/python3.12/site-packages/torch"), WHEEL);
+        assert_eq!(command("/home/anna/venv"), "/home/anna/venv/bin/pip install unhang-*.whl");
+        assert_eq!(command("/home/anna/my venv"), "'/home/anna/my venv/bin/pip' install unhang-*.whl");
+        assert_eq!(command("/srv/$(id)"), "'/srv/$(id)/bin/pip' install unhang-*.whl");
+    }
 }

@@ -64,6 +64,9 @@ pub struct Torch {
     pub triton: Option<String>,
     /// Whether the same Python imports unhang.
     pub unhang: bool,
+    /// The script that enters its environment, if that has one and is not active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activate: Option<String>,
 }
 
 impl Torch {
@@ -183,6 +186,14 @@ fn python_path(system: &System) -> Vec<PathBuf> {
     path.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64).collect()
 }
 
+/// The Python that `PATH` leads to.
+fn first_python(system: &System) -> Option<PathBuf> {
+    let path = system.variable("PATH").unwrap_or_default();
+    let folders = path.split(':').filter(|part| part.starts_with('/')).take(64).map(Path::new);
+    let pythons = folders.flat_map(|folder| ["python3", "python"].map(|name| folder.join(name)));
+    pythons.into_iter().find(|python| system.exists(python))
+}
+
 /// The folders with packages that the Pythons of this machine import from, with the Python's version.
 fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>, PathBuf)> {
     let mut folders: Vec<(Option<String>, PathBuf)> =
@@ -195,13 +206,9 @@ fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>,
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         prefixes.extend(system.variable(name).map(PathBuf::from));
     }
-    for folder in system.variable("PATH").unwrap_or_default().split(':').filter(|part| part.starts_with('/')).take(64) {
-        let python = ["python3", "python"].iter().map(|name| Path::new(folder).join(name)).find(|it| system.exists(it));
-        if let Some(python) = python {
-            system.record(&python, Vec::new());
-            prefixes.extend(prefixes_of(system, &python));
-            break;
-        }
+    if let Some(python) = first_python(system) {
+        system.record(&python, Vec::new());
+        prefixes.extend(prefixes_of(system, &python));
     }
     prefixes.extend(system.homes().into_iter().map(|home| home.join(".local")));
     prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
@@ -302,6 +309,21 @@ fn has_unhang(system: &System, packages: &Path) -> bool {
             let text = system.text(packages.join(name), SMALL).unwrap_or_default();
             text.lines().map(str::trim).filter(|line| line.starts_with('/')).any(|line| is_package(Path::new(line)))
         })
+}
+
+/// The script that enters the environment of a torch (`…/lib/python3.12/site-packages/torch`); `None` if it has none, or
+/// if `python` is of that environment already.
+fn activate_script(system: &System, torch: &Path) -> Option<String> {
+    let prefix = torch.ancestors().nth(4)?;
+    let is_entered =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().any(|name| system.variable(name).map(Path::new) == Some(prefix));
+    let script = prefix.join("bin/activate");
+    if is_entered || first_python(system).is_some_and(|python| python.starts_with(prefix)) || !system.is_file(&script) {
+        return None;
+    }
+    // Only its existence matters; a bundle gets an empty one.
+    system.record(&script, Vec::new());
+    Some(script.display().to_string())
 }
 
 /// The version of Triton among a folder's packages, by the name under which it was installed.
@@ -405,6 +427,7 @@ fn inspect_torch(
         libraries: Vec::new(),
         triton: triton_version(system, packages),
         unhang: false,
+        activate: activate_script(system, folder),
     };
     if torch.hip.is_none() {
         return torch;
@@ -545,8 +568,7 @@ fn find_glibc(system: &System) -> Option<(u32, u32)> {
     let mut content = Vec::new();
     std::io::Read::read_to_end(&mut std::io::Read::take(file, 8 << 20), &mut content).ok()?;
     let (major, minor) = library::glibc_version(&content)?;
-    let line = format!("GNU C Library (a stand-in) stable release version {major}.{minor}.\n");
-    system.record(Path::new(path), line.into_bytes());
+    system.record(Path::new(path), library::glibc_stand_in(major, minor).into_bytes());
     Some((major, minor))
 }
 

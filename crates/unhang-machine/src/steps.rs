@@ -256,7 +256,7 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
         let remove = clean_command(&examination.program, own);
         let install = [remove, wheels, routes::install_wheel(&examination.wheel), RUN.to_owned()];
         ways.push(Way {
-            what: format!("A torch with native code for {gfx}: no spoof, no hardware hazards"),
+            what: format!("A torch with native code for {gfx}: no spoof, and the compiler's work-arounds"),
             recommended: true,
             commands: install.into_iter().filter(|command| !command.is_empty()).collect(),
             confidence: Confidence::SeenOnACard,
@@ -310,12 +310,7 @@ fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
 
 /// How to start programs with an installed torch.
 fn start_commands(examination: &Examination, torch: &Torch) -> Vec<String> {
-    install_if_missing(examination, torch).into_iter().chain([RUN.to_owned()]).collect()
-}
-
-/// Installs unhang next to a torch, if it is missing.
-fn install_if_missing(examination: &Examination, torch: &Torch) -> Option<String> {
-    (!torch.unhang).then(|| routes::install_unhang(&torch.path, &examination.wheel))
+    routes::prepare(torch, &examination.wheel).into_iter().chain([RUN.to_owned()]).collect()
 }
 
 /// A step with several ways; a single way is the step itself.
@@ -341,7 +336,7 @@ fn other_cards(examination: &Examination) -> Vec<AdviceStep> {
     let what = "If convolutions hang, fail or crawl here: find out which, each in a separate process with a time limit";
     let instead =
         "Then, on request, unhang's own kernels in MIOpen's place (compiled for this chip, never run on it by us)";
-    let commands = install_if_missing(examination, torch).into_iter().chain(["unhang probe".to_owned()]).collect();
+    let commands = routes::prepare(torch, &examination.wheel).into_iter().chain(["unhang probe".to_owned()]).collect();
     let probe = Way { what: what.to_owned(), recommended: true, commands, confidence: Confidence::Documented };
     vec![
         of_ways(what.to_owned(), vec![probe], vec!["not-affected"]),

@@ -21,6 +21,10 @@ const SYMPTOMS: &[Symptom] = &[
     (&["triton", "all zero"], &["triton-writes-zeros"]),
     (&["triton", "writes nothing"], &["triton-writes-zeros"]),
     (&["amdgcn_use_buffer_ops"], &["triton-writes-zeros"]),
+    (&["triton", "gray image"], &["triton-writes-zeros", "grey-images"]),
+    (&["triton", "grey image"], &["triton-writes-zeros", "grey-images"]),
+    (&["triton", "black image"], &["triton-writes-zeros", "grey-images"]),
+    (&["sageattention", "image"], &["triton-writes-zeros", "triton-dot", "grey-images"]),
     (&["hipblas_status_alloc_failed"], &["out-of-memory", "hipblas-status"]),
     (&["hipblas_status_"], &["hipblas-status"]),
     (&["rock module is not loaded"], &["kfd-no-access"]),
@@ -147,15 +151,11 @@ pub const TOPICS: &[&str] = &[
 /// The names by which programs without torch appear in their output.
 const WITHOUT_TORCH: &[&str] = &["llama", "ggml", "gguf", "ollama"];
 /// Sections about the card, the driver and the slot: they hold for any program.
-const ABOUT_THE_CARD: &[&str] = &[
-    "kfd-no-access",
-    "queue-preemption",
-    "ring-timeout",
-    "vulkan-device-lost",
-    "pci-atomics",
-    "out-of-memory",
-    "virtual-machine",
-];
+const ABOUT_THE_CARD: &[&str] =
+    &["kfd-no-access", "queue-preemption", "ring-timeout", "vulkan-device-lost", "pci-atomics", "virtual-machine"];
+
+/// Shows how much of the card's memory is in use.
+const FREE_MEMORY: &str = "rocm-smi --showmeminfo vram";
 
 /// The next command after a section and the text that led to it, if the doctor's plan has none.
 pub fn next_command(section: &str, text: &str) -> &'static str {
@@ -176,8 +176,9 @@ pub fn next_command(section: &str, text: &str) -> &'static str {
         "llama-cpp" if ["ollama", "amdgpu is not supported"].iter().any(|word| text.to_lowercase().contains(word)) => {
             "sudo usermod -aG render ollama && sudo systemctl restart ollama"
         }
+        "llama-cpp" if sections_of_words(&text.to_lowercase()).contains(&"out-of-memory") => FREE_MEMORY,
         "llama-cpp" => "cmake -B build -DGGML_VULKAN=ON && cmake --build build",
-        "out-of-memory" => "rocm-smi --showmeminfo vram",
+        "out-of-memory" => FREE_MEMORY,
         "tensile-library" | "torch-lacks-architecture" => "unhang explain routes",
         "other-amd-cards" | "not-affected" => "unhang probe",
         _ => "unhang doctor",
@@ -243,8 +244,9 @@ fn sections_of_words(text: &str) -> Vec<&'static str> {
 /// How many lines of the kernel's log one event has at most, as far as its words are looked for.
 const LINES_OF_AN_EVENT: usize = 6;
 
-/// Whether a line in lower case is of `dmesg` (`[   12.345678] …`, with `-T` a weekday and a date, with `-r` `<6>` before it, with
-/// `-x` `kern  :info  : `) or of `journalctl -k` (`… host kernel: …`). Other programs write times in brackets, too.
+/// Whether a line in lower case is of `dmesg` or of `journalctl -k` (`… host kernel: …`). `dmesg` writes
+/// `[   12.345678] …`, with `-T` a weekday and a date, with `-r` `<6>` before it, with `-x` `kern  :info  : `. Other
+/// programs write times in brackets, too.
 fn is_of_kernel_log(line: &str) -> bool {
     let is_level = |before: &str| before.chars().all(|c| c.is_alphanumeric() || "<> :".contains(c));
     let in_brackets = line.split_once('[').filter(|(before, _)| is_level(before)).and_then(|it| it.1.split_once(']'));
@@ -341,6 +343,10 @@ mod tests {
             ),
             ("RuntimeError: miopenStatusUnknownError", "miopen-status"),
             ("my triton kernel returns all zeros on gfx1010", "triton-writes-zeros"),
+            ("gray images with SageAttention", "triton-writes-zeros"),
+            ("comfy-kitchen triton backend: gray images with tiles", "triton-writes-zeros"),
+            ("gray images in A1111", "grey-images"),
+            ("rocblaslt error: Cannot read \"TensileLibrary_lazy_gfx1010.dat\" (or .zlib variant)", "tensile-library"),
             ("LLVM ERROR: unsupported target: 'gfx1010'", "triton-unsupported-target"),
             ("level=WARN msg=\"amdgpu is not supported (supported types:[gfx1030])\" gpu_type=gfx1010", "llama-cpp"),
         ] {
@@ -366,11 +372,15 @@ mod tests {
             "llama-cli hangs after loading the model",
             "ollama[812]: rocBLAS error: Cannot read TensileLibrary.dat",
             "llama.cpp/ggml/src/ggml-cuda.cu: ROCm error: an illegal memory access was encountered",
+            "ollama: HIPBLAS_STATUS_ALLOC_FAILED",
+            "llama-server: ggml_cuda: cudaMalloc failed: HIP out of memory",
         ] {
             let sections = sections_for(text);
             assert_eq!(sections.first(), Some(&"llama-cpp"), "{text}");
             assert!(!sections.iter().any(|section| is_about_torch(section)), "{text}: {sections:?}");
         }
+        let full = "llama-cli: HIP out of memory";
+        assert_eq!(next_command("llama-cpp", full), FREE_MEMORY);
         let vulkan = sections_for("llama-cli: [amdgpu] ring gfx_0.0.0 timeout");
         assert_eq!(vulkan, ["vulkan-device-lost"]);
         assert!(!vulkan.iter().any(|section| is_about_torch(section)));

@@ -1,7 +1,7 @@
 //! The one value through which everything is read: a root folder and a set of variables.
 //!
 //! Nothing in this crate calls `std::fs` or `std::env` to *inspect* anything: it asks a [`System`]. So any machine can
-//! be a folder, and a machine that is a folder cannot make us read outside of it, read without end, or block.
+//! be a folder. A machine that is a folder cannot make us read outside of it, read without end, or block.
 //!
 //! Every read is bounded: a size limit per file, a limit on entries per folder, a limit on symbolic links per path.
 //! Links are resolved inside the root, as `chroot` would, so `/opt/rocm -> /opt/rocm-5.7.0` means the folder's own.
@@ -44,9 +44,9 @@ impl Environment {
 
     /// Reads `NAME=VALUE` lines, as `env` prints them or as a Docker `--env-file` has them.
     ///
-    /// Empty lines and lines that start with `#` are skipped; an `export ` in front is allowed; one pair of matching
-    /// quotes around the value is removed. A line without `=` is skipped, because `env` prints such lines for values
-    /// that hold a newline.
+    /// Empty lines and lines that start with `#` are skipped. An `export ` in front is allowed, and one pair of
+    /// matching quotes around the value is removed. A line without `=` is skipped, because `env` prints such lines for
+    /// values that hold a newline.
     pub fn parse(text: &str) -> Environment {
         let mut variables = BTreeMap::new();
         for line in text.lines() {
@@ -254,8 +254,8 @@ impl System {
         self.variable("HOME").map(PathBuf::from).filter(|home| home.is_absolute())
     }
 
-    /// The home folders to look into: the user's; on a machine that is a folder all of them, since the folder may
-    /// have been made by someone else than the user who looks at it.
+    /// The home folders to look into: the user's. On a machine that is a folder it is all of them: someone else than
+    /// the user who looks at it may have made the folder.
     pub fn homes(&self) -> Vec<PathBuf> {
         let mut homes: Vec<PathBuf> = self.home().into_iter().collect();
         if self.is_folder() {

@@ -1,9 +1,9 @@
 //! Every environment variable that bears on convolutions on AMD cards, declared once.
 //!
 //! The doctor, the profiles and `docs/environment.md` all read this table. Meanings, values and defaults were read in
-//! the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2 (and HIP's and PyTorch's documentation); `NAMES_*` are the
-//! names that exist in any of those sources, so that a name which exists nowhere can be told from one that we merely
-//! do not describe.
+//! the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2 (and HIP's and PyTorch's documentation). `NAMES_*` are the
+//! names that exist in any of those sources. They tell a name which exists nowhere from one that we merely do not
+//! describe.
 
 mod table;
 mod variable;

@@ -92,6 +92,19 @@ fn files_of_a_crate_need_each_other_in_no_circle() {
 }
 
 #[test]
+fn a_name_that_a_parent_imported_for_itself_is_the_parents() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("lib.rs", "mod below; mod child; use below::Own; pub(crate) use below::Shared; fn f() { child::f(); }");
+    write("below.rs", "pub(crate) struct Own; pub(crate) struct Shared;");
+    write("child.rs", "use super::Shared; pub(crate) fn f(_: Shared) {}");
+    assert_eq!(Crate::read(folder.path()).circles(), Vec::<String>::new(), "`pub use` hands the name on");
+    write("child.rs", "use super::Own; pub(crate) fn f(_: Own) {}");
+    let circles = Crate::read(folder.path()).circles();
+    assert!(circles.len() == 1 && circles[0].contains("Own"), "{circles:?}");
+}
+
+#[test]
 fn what_is_allowed_has_a_reason() {
     for name in crates() {
         let mut bare = Vec::new();

@@ -9,7 +9,7 @@ use unhang_evidence::RecordSource;
 use crate::data::Report;
 
 impl Report {
-    /// What to do, a sentence each, with the command in backticks.
+    /// What to do, one sentence each, with the command in backticks.
     pub(crate) fn what_to_do(&self) -> Vec<String> {
         let seen = || self.records.iter().filter(|record| record.source != RecordSource::Import);
         if seen().next().is_none() {

@@ -1,13 +1,13 @@
-//! The two axes of the hang map: channels down, size across. All maps of a report share them, so that they compare.
+//! The two axes of the hang map: channels down, size across. All maps of a report share them, so they can be compared.
 
 use std::collections::BTreeSet;
 
 use unhang_conv::Problem;
 
-/// More different values than this are put together in ranges: a map that does not fit on a page shows nothing.
+/// More distinct values than this are grouped into ranges: a map that does not fit on a page shows nothing.
 const MOST_EXACT: usize = 24;
 
-/// The labels of rows and columns, and where a problem belongs.
+/// The labels of rows and columns, and the position of a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Axes {
     channels: Axis,
@@ -16,15 +16,15 @@ pub(crate) struct Axes {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Axis {
-    /// Every value has a separate place.
+    /// Every value has its own position.
     Exact(Vec<[usize; 2]>),
-    /// Values are put together by the power of two at or below the larger number.
+    /// Values are grouped by the power of two at or below the larger number.
     Ranges(Vec<u32>),
 }
 
 impl Axis {
     fn new(values: impl Iterator<Item = [usize; 2]>) -> Axis {
-        // By the larger number first, so that neighbours in the map are neighbours in size.
+        // Sorted by the larger number first, so that neighbours in the map are neighbours in size.
         let exact: BTreeSet<(usize, [usize; 2])> = values.map(|it| (it[0].max(it[1]), it)).collect();
         if exact.len() <= MOST_EXACT {
             return Axis::Exact(exact.into_iter().map(|(_, it)| it).collect());

@@ -1,4 +1,4 @@
-//! What a report holds.
+//! The contents of a report.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use unhang_engine::EngineName;
 use unhang_evidence::{Evidence, Realm, Record, time};
 use unhang_plan::Plan;
 
-/// A layer of a tracked model, or a convolution that programs asked for, with how often each engine computed it.
+/// A layer of a tracked model, or a convolution that programs asked for, with the number of calls per engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
     /// Its name in the model, or empty.
@@ -16,7 +16,7 @@ pub struct Layer {
     pub problem: Problem,
     /// How often it was asked for.
     pub calls: u64,
-    /// How often each engine computed it, where that was counted.
+    /// How often each engine computed it, if that was counted.
     pub engines: Vec<(EngineName, u64)>,
 }
 
@@ -27,20 +27,20 @@ pub struct Report {
     pub machine: String,
     /// Its fingerprint.
     pub fingerprint: String,
-    /// Whether a rehearsed card was seen and no real one. Every view says so.
+    /// Whether the card was rehearsed, not real. Every view says so.
     pub rehearsal: bool,
     /// When the report was made, in seconds since 1970.
     pub unix_seconds: i64,
     /// Layers with their counts, in the order of the caller.
     pub layers: Vec<Layer>,
-    /// What is known, sorted by convolution.
+    /// The evidence, sorted by convolution.
     pub records: Vec<Record>,
-    /// What would be done with each convolution of layers and records.
+    /// The plan for each convolution of layers and records.
     pub plans: BTreeMap<Problem, Plan>,
 }
 
 impl Report {
-    /// A report on evidence and layers; `plan` tells what would be done with a convolution.
+    /// A report on evidence and layers; `plan` makes the plan for a convolution.
     pub fn new(machine: &str, evidence: &Evidence, layers: Vec<Layer>, plan: impl Fn(&Problem) -> Plan) -> Report {
         let mut records: Vec<Record> = evidence.records().cloned().collect();
         records.sort_by(|a, b| {

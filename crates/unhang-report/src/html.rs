@@ -1,8 +1,8 @@
 //! The report as one page that needs nothing else: no network, no other file.
 //!
-//! The data goes into the page as JSON in a compact shape: ten thousand records stay under a megabyte.
-//! Shapes, strings and plans are tables that records point into. The script builds everything by `textContent`, so
-//! nothing in the data can become markup; here the JSON is escaped so that it cannot end its element.
+//! The page contains the data as JSON in a compact form: ten thousand records stay under a megabyte. Records refer to
+//! tables of shapes, strings and plans. The script builds everything by `textContent`, so nothing in the data can
+//! become markup. Here the JSON is escaped so that it cannot end its element.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -20,13 +20,13 @@ use crate::map::{SEVERITY, is_drawn};
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
-/// The most bytes of words: details and reasons. What is beyond is named and left out, so that the page stays small.
+/// The most bytes of words: details and reasons. Anything beyond is named and left out, so that the page stays small.
 const MOST_WORDS: usize = 250_000;
 /// The most characters of one text.
 const LONGEST_TEXT: usize = 400;
 const LEFT_OUT: &str = "(left out to keep this page small; `unhang report --json` has it)";
 
-/// Texts, each once, by number.
+/// Texts, each stored once, by number.
 struct Words {
     numbers: HashMap<String, usize>,
     texts: Vec<String>,
@@ -59,7 +59,7 @@ impl Words {
         number
     }
 
-    /// A reason, in its parts: plans of many convolutions share parts and few share all of it.
+    /// A reason, split into parts: plans of many convolutions share parts, but few share the whole.
     fn numbers(&mut self, text: &str) -> Vec<usize> {
         text.split("; ").map(|part| self.number(part)).collect()
     }
@@ -69,7 +69,7 @@ fn position<T: PartialEq>(all: &[T], value: &T) -> usize {
     all.iter().position(|it| it == value).unwrap_or_default()
 }
 
-/// Microseconds with three digits that count; 0 for a time that was not measured.
+/// Microseconds with three significant digits; 0 for a time that was not measured.
 fn microseconds(seconds: Option<f64>) -> Value {
     let Some(value) = seconds.map(|it| it * 1e6).filter(|it| it.is_finite() && *it > 0.0) else { return json!(0) };
     let scale = 10f64.powf(2.0 - value.log10().floor());
@@ -147,7 +147,7 @@ impl Report {
     fn draw_advice(&self, page: &mut String) {
         *page += "<section><h2>What to do</h2><ul>";
         for advice in self.what_to_do() {
-            // Commands stand in backticks.
+            // Commands are in backticks.
             let words: Vec<String> = advice.split('`').map(escape).collect();
             let marked = words.iter().enumerate().map(|(index, word)| match index % 2 {
                 0 => word.clone(),
@@ -183,7 +183,7 @@ impl Report {
         })
     }
 
-    /// A record: eight numbers in a flat list, in which brackets would be a fifth of the page.
+    /// A record: eight numbers in a flat list. Brackets would make up a fifth of the page.
     fn record_data(&self, record: &Record, first_day: i64, tables: &mut Tables) -> [Value; 8] {
         let problem = &record.problem;
         let facets = [
@@ -216,11 +216,11 @@ impl Report {
     }
 }
 
-/// What records and layers point into, each entry once.
+/// The tables that records and layers refer to, each entry once.
 struct Tables {
     axes: Axes,
     words: Words,
-    /// Flat: four values a shape.
+    /// Flat: four values per shape.
     shapes: Vec<Value>,
     shape_numbers: HashMap<String, usize>,
     plans: Vec<Value>,
@@ -258,7 +258,7 @@ impl Tables {
         if let Some(number) = self.shape_numbers.get(shape) {
             return *number;
         }
-        // Strides, paddings and groups are few: `s1x1:p1x1:d1x1:g1` is most of them.
+        // There are few combinations of strides, paddings and groups; `s1x1:p1x1:d1x1:g1` is most of them.
         let (sizes, rest) = shape.split_once(":s").unwrap_or((shape, ""));
         let number = self.shapes.len() / 4;
         let (row, column) = self.axes.place(problem);
@@ -268,7 +268,7 @@ impl Tables {
     }
 }
 
-/// Text as text in markup.
+/// Escapes text for markup.
 fn escape(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     for c in text.chars() {
@@ -285,7 +285,7 @@ fn escape(text: &str) -> String {
     result
 }
 
-/// JSON that cannot end the script element that it stands in, nor begin a comment there.
+/// JSON that can neither end the script element around it nor begin a comment there.
 fn for_script(value: &Value) -> String {
     let mut result = String::new();
     for c in value.to_string().chars() {

@@ -8,7 +8,7 @@ use crate::data::Report;
 use crate::map::is_drawn;
 
 impl Report {
-    /// How many records each engine has with each verdict. What others claim is not counted: see [`Report::claims`].
+    /// The number of records per engine and verdict. Others' claims are not counted: see [`Report::claims`].
     pub fn summary(&self) -> Vec<(EngineName, [usize; Verdict::ALL.len()])> {
         let count = |engine: EngineName| {
             Verdict::ALL.map(|verdict| {
@@ -20,7 +20,7 @@ impl Report {
         all.filter(|(_, counts)| counts.iter().any(|it| *it > 0)).collect()
     }
 
-    /// How many records are others' claims: suspicion, not something that was seen here.
+    /// The number of records that are others' claims: suspicion, not observations from here.
     pub fn claims(&self) -> usize {
         self.records.iter().filter(|it| !is_drawn(it)).count()
     }

@@ -1,4 +1,4 @@
-//! The hang map as data: for each engine, direction and data type a grid of channels and sizes.
+//! The hang map as data: a grid of channels and sizes for each engine, direction and data type.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use unhang_evidence::{Record, RecordSource};
 use crate::axes::Axes;
 use crate::data::Report;
 
-/// One place in a map: all that is known of the convolutions that belong there.
+/// One cell of a map: everything known about the convolutions that belong there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cell {
     /// The row, counted from 0.
     pub row: usize,
     /// The column, counted from 0.
     pub column: usize,
-    /// The worst that was seen.
+    /// The worst verdict.
     pub verdict: Verdict,
-    /// How many records there are.
+    /// The number of records.
     pub count: usize,
-    /// How many of them have that verdict.
+    /// The number of records with that verdict.
     pub worst: usize,
-    /// The shortest time of those that work.
+    /// The shortest time among those that work.
     pub seconds: Option<f64>,
 }
 
@@ -31,17 +31,17 @@ pub struct Cell {
 pub struct Map {
     /// The engine.
     pub engine: EngineName,
-    /// Under which profile or solver family, or empty.
+    /// The profile or solver family, or empty.
     pub variant: String,
     /// The direction.
     pub direction: Direction,
-    /// The type of the numbers.
+    /// The type of the elements.
     pub data_type: DataType,
     /// Labels of the rows: channels.
     pub rows: Vec<String>,
     /// Labels of the columns: sizes.
     pub columns: Vec<String>,
-    /// The places that something is known of.
+    /// The cells with at least one record.
     pub cells: Vec<Cell>,
 }
 
@@ -53,7 +53,7 @@ fn severity(verdict: Verdict) -> usize {
     SEVERITY.iter().position(|it| *it == verdict).unwrap_or_default()
 }
 
-/// Whether a record belongs in the map: what was seen here or rehearsed. What others claim is listed, not drawn.
+/// Whether a record belongs in the map: it was observed here or rehearsed. Others' claims are listed, not drawn.
 pub(crate) fn is_drawn(record: &Record) -> bool {
     matches!(record.source, RecordSource::Probe | RecordSource::Run | RecordSource::Rehearsal)
 }
@@ -63,7 +63,7 @@ impl Report {
         Axes::new(self.records.iter().filter(|it| is_drawn(it)).map(|it| &it.problem))
     }
 
-    /// The hang map: one grid for each engine, variant, direction and data type that something is known of.
+    /// The hang map: one grid for each engine, variant, direction and data type with any record.
     pub fn maps(&self) -> Vec<Map> {
         let axes = self.axes();
         let mut grids: BTreeMap<_, BTreeMap<(usize, usize), Vec<&Record>>> = BTreeMap::new();

@@ -2,17 +2,18 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, Table, presets};
 use unhang_engine::Verdict;
 use unhang_evidence::time;
 use unhang_guard::text::printable_line;
 
 use crate::data::Report;
 use crate::map::Map;
+use crate::table::{Cells, is_within, table, table_in_parts};
 use crate::wrap::wrapped;
 
 impl Report {
-    /// The report as text for a terminal of that many columns: counts, maps, layers. Text from outside passes the one filter.
+    /// The report as text for a terminal of that many columns: counts, maps, layers. Outside text passes the one
+    /// filter.
     pub fn to_text(&self, width: usize) -> String {
         let mut text = String::new();
         let line = |text: &mut String, words: &str| {
@@ -38,7 +39,7 @@ impl Report {
                 row.extend(counts.map(|count| if count == 0 { "·".to_owned() } else { count.to_string() }));
                 rows.push(row);
             }
-            text += &in_parts(width, &rows);
+            text += &format!("{}\n\n", table_in_parts(width, &rows, Cells::Numbers));
         }
         if self.claims() > 0 {
             line(&mut text, &format!("{} more records are claims by others, not seen here", self.claims()));
@@ -55,7 +56,7 @@ impl Report {
         text
     }
 
-    /// The layers as a table, or one below the other where the table is too wide.
+    /// The layers as a table, or as a list if the table is too wide.
     fn layers_in_words(&self, width: usize) -> String {
         let mut rows = vec![["layer", "calls", "computed by", "plan", "convolution"].map(str::to_owned).to_vec()];
         for layer in &self.layers {
@@ -70,9 +71,9 @@ impl Report {
                 layer.problem.to_string(),
             ]);
         }
-        let whole = table(&rows);
+        let whole = table(&rows, Cells::Words);
         if is_within(width, &whole) {
-            return whole;
+            return format!("{whole}\n\n");
         }
         let mut text = String::new();
         for row in &rows[1..] {
@@ -90,42 +91,6 @@ impl Report {
             let _ = writeln!(text, "{}", wrapped(width, &advice, 2, 4));
         }
     }
-}
-
-/// Whether no line is wider than that.
-fn is_within(width: usize, text: &str) -> bool {
-    text.lines().all(|line| line.chars().count() <= width)
-}
-
-/// A table whose first row is its header, as one that fits; else as several, each with the first column.
-fn in_parts(width: usize, rows: &[Vec<String>]) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let of_columns = |from: usize, to: usize| {
-        let part = rows.iter().map(|row| [&row[..1], &row[from..to]].concat()).collect::<Vec<_>>();
-        table(&part)
-    };
-    let (mut text, mut from) = (String::new(), 1);
-    while from < columns {
-        let fits = |to: &usize| is_within(width, &of_columns(from, *to));
-        let to = (from + 1..=columns).rev().find(fits).unwrap_or(from + 1);
-        text += &of_columns(from, to);
-        from = to;
-    }
-    text
-}
-
-/// A table whose first row is its header, with an empty line below it.
-fn table(rows: &[Vec<String>]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(rows[0].clone());
-    table.add_rows(rows[1..].to_vec());
-    if rows[0].iter().any(|name| Verdict::ALL.iter().any(|verdict| verdict.to_string() == *name)) {
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    format!("{}\n\n", table.trim_fmt())
 }
 
 fn draw(text: &mut String, map: &Map, width: usize) {
@@ -151,27 +116,12 @@ fn draw(text: &mut String, map: &Map, width: usize) {
         }
         rows.push(line);
     }
-    *text += &in_parts(width, &rows);
+    *text += &format!("{}\n\n", table_in_parts(width, &rows, Cells::Numbers));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_wide_table_becomes_several_that_have_all_of_it() {
-        let header = ["channels", "32×32", "42×42", "44×44", "48×48", "64×64", "128×128"].map(str::to_owned);
-        let row = ["16→32", "1.00 ms", "2.00 ms", "hangs", "4.00 ms", "5.00 ms", "6.00 ms"].map(str::to_owned);
-        let rows = [header.to_vec(), row.to_vec()];
-        assert_eq!(in_parts(100, &rows), table(&rows));
-        for width in [30, 40, 60] {
-            let text = in_parts(width, &rows);
-            assert!(is_within(width, &text), "{text}");
-            assert!(rows.iter().flatten().all(|cell| text.contains(cell.as_str())), "{text}");
-            assert!(text.matches("16→32").count() > 1, "each part has the first column: {text}");
-        }
-        assert!(in_parts(5, &rows).contains("6.00 ms"), "what does not fit at all is there");
-    }
 
     #[test]
     fn nothing_from_outside_drives_the_terminal_or_turns_the_writing() {

@@ -1,7 +1,7 @@
-//! Text for a terminal, wrapped at blanks.
+//! Wraps text for a terminal.
 
-/// Wraps text at blanks: `first` blanks before the first line, `rest` before the others. A word that is wider stays whole, and
-/// so does a command between backticks that fits on a line, because people copy it.
+/// Wraps text at spaces, with `first` spaces before the first line and `rest` before the others. A word that is wider
+/// stays whole. So does a command between backticks that fits on a line, because people copy it.
 ///
 /// ```
 /// assert_eq!(unhang_report::wrapped(12, "some words that are wrapped", 0, 2), "some words\n  that are\n  wrapped");
@@ -27,13 +27,13 @@ pub fn wrapped(width: usize, text: &str, first: usize, rest: usize) -> String {
     lines.join("\n")
 }
 
-/// What a line is not broken in: words, and commands between backticks of at most that many characters.
+/// The units that a line break must not split: words, and commands between backticks of at most that many characters.
 fn units(text: &str, most: usize) -> Vec<String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut units: Vec<String> = Vec::new();
     let mut at = 0;
     while at < words.len() {
-        // The words up to the one that closes what this one opens; this one alone where none does.
+        // The words up to the one with the closing backtick; this word alone if none has it.
         let mut is_open = false;
         let end = words[at..].iter().position(|word| {
             is_open ^= word.matches('`').count() % 2 == 1;

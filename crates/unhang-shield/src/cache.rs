@@ -1,6 +1,6 @@
 //! Repaired objects: in memory for the process, and in a folder for later ones if one is named.
 //!
-//! Code is loaded from that folder, so it is this user's alone, and so is each file in it; and what comes out of it is
+//! Code is loaded from that folder, so it is this user's alone, and so is each file in it. What comes out of it is
 //! audited again before it is handed on.
 
 use std::collections::HashMap;

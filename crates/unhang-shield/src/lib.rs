@@ -1,17 +1,17 @@
 //! `libunhang_shield.so`: repairs GPU code as the HSA runtime loads it.
 //!
 //! The runtime loads the library through `HSA_TOOLS_LIB` and calls [`OnLoad`] with its table of functions. The two
-//! through which all code objects pass (`hsa_code_object_reader_create_from_memory` and `_from_file`) are replaced. Each
-//! object that was compiled for another chip than the RDNA1 card that is here is repaired ([`unhang_isa::repair`]) and
-//! handed on, and so is native code in which the audit finds something; everything else is handed on as it came.
+//! through which all code objects pass (`hsa_code_object_reader_create_from_memory` and `_from_file`) are replaced. An
+//! object for another chip than the RDNA1 card that is here is repaired ([`unhang_isa::repair`]) and handed on. So is
+//! native code in which the audit finds something. Everything else is handed on unchanged.
 //!
-//! Under `unhang run` it also looks whether the program's queues move ([`queues`]): of all that is loaded it is the one part that
-//! sees every program's.
+//! Under `unhang run` it also checks whether the program's queues move ([`queues`]): it is the only library that sees
+//! every program's queues.
 //!
-//! This runs inside other people's processes. So: on any doubt, and on any panic, the object goes through unchanged;
-//! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa`, the small
-//! `unhang-guard` and the report of `unhang-watchdog`; and it knows no torch, plan or store. Of other programs it knows names
-//! of kernels, and the switches that avoid them.
+//! This runs inside other people's processes. On any doubt, and on any panic, the object goes through unchanged.
+//! Nothing is ever freed that the runtime may still read. It depends only on `unhang-isa`, the small `unhang-guard` and
+//! the report of `unhang-watchdog`, and knows no torch, plan or store. Of other programs it knows names of kernels, and
+//! the switches that avoid them.
 
 #![deny(unsafe_code)]
 

@@ -56,8 +56,8 @@ static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 /// thousands.
 const MOST_TOLD: usize = 200;
 
-/// Reports the functions that stay unsafe: each with its reason in the log and to `unhang run`, and the first of an
-/// object on standard error, for people who asked for no log.
+/// Reports the functions that stay unsafe: each with its reason in the log and to `unhang run`. The first of an object
+/// is also reported on standard error, for people who asked for no log.
 pub(crate) fn name_what_is_left(left: &[Left], chip: Chip) {
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     let told = told.get_or_insert_default();

@@ -25,8 +25,8 @@ fn chip() -> Option<Chip> {
     })
 }
 
-/// Whether an object is marked as code for an RDNA1 chip under another chip's name, as unhang's own kernels are under a
-/// spoof, and the audit agrees. The mark alone is not trusted.
+/// Whether an object is marked as code for an RDNA1 chip under another chip's name, and the audit agrees. unhang's own
+/// kernels are marked so under a spoof. The mark alone is not trusted.
 fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
     let Some(target) = CodeObject::marked_chip(object).filter(|marked| marked.is_rdna1()) else { return false };
     let Ok(code) = CodeObject::parse(object) else { return false };
@@ -39,8 +39,8 @@ fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
 }
 
 /// Whether a function of an object breaks a rule of the chip that it was compiled for: compilers do not look into inline assembly, which
-/// rocPRIM has, Triton's descriptors of buffers put every access out of range on gfx1010, and PyTorch's sums promise an alignment that
-/// their local memory does not have.
+/// rocPRIM has. Triton's descriptors of buffers put every access out of range on gfx1010. PyTorch's sums promise an
+/// alignment that their local memory does not have.
 fn is_unsafe(object: &[u8], chip: Chip) -> bool {
     let Ok(code) = CodeObject::parse(object) else { return false };
     let Some(target) = code.chip() else { return false };

@@ -261,8 +261,8 @@ impl Ring {
 
 fn read(queue: usize) -> Reading {
     let load = |address: &AtomicUsize| {
-        // SAFETY: the address was read from an entry for a function of this type when the first queue could be made, and a queue in
-        // the list is there.
+        // SAFETY: the address was read from an entry for a function of this type when the first queue could be made. A
+        // queue in the list is there.
         unsafe { std::mem::transmute::<usize, LoadIndex>(address.load(Ordering::SeqCst))(queue as *const Queue) }
     };
     // In this order: a queue that moves meanwhile looks emptier, not fuller.

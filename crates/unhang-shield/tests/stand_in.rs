@@ -1,8 +1,8 @@
 //! A stand-in for the HSA runtime: a table of the real layout, filled with functions that note what reached them, and
 //! the library loaded as the runtime loads it.
 //!
-//! The chip and the log are read from the environment when they are first asked for, so everything that depends on
-//! them runs in a separate process: this test program again, with one of the parts below.
+//! The chip and the log are read from the environment when they are first asked for. So everything that depends on them
+//! runs in a separate process: this test program again, with one of the parts below.
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read, Seek, SeekFrom};

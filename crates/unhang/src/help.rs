@@ -1,4 +1,5 @@
-//! The order of every `--help` and manual page: what the command does, its usage, examples, options, notes, and exit codes last.
+//! The order of every `--help` and manual page: what the command does, usage, examples, options, notes, and exit codes
+//! last.
 //!
 //! A command's definition has examples, notes and exit codes in its epilogue.
 
@@ -11,7 +12,7 @@ use clap_mangen::Man;
 const ORDER: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
 const EXIT_CODES: &str = "Exit codes:";
 
-/// Puts the help of a command and of its subcommands into that order. A subcommand without exit codes has its parent's.
+/// Arranges the help of a command and of its subcommands. A subcommand without exit codes has its parent's.
 pub(crate) fn arrange(command: Command) -> Command {
     arrange_below(command, None)
 }
@@ -71,7 +72,7 @@ fn section(heading: &str, block: &str) -> String {
     format!(".SH \"{heading}\"\n.nf\n{body}.fi\n")
 }
 
-/// A paragraph of a manual page, which `man` fills; a list, whose lines are indented, stays as it is.
+/// A paragraph of a manual page, which `man` fills. A list, whose lines are indented, is not filled.
 fn note(block: &str) -> String {
     let body: String = block.lines().map(escaped).collect();
     if block.lines().any(|line| line.starts_with("  ")) { format!(".nf\n{body}.fi\n") } else { body }
@@ -88,10 +89,10 @@ mod tests {
 
     use super::*;
 
-    /// The long help of every command that does something, as a terminal of that width shows it.
+    /// The long help of every command without subcommands, as a terminal of that width shows it.
     fn all_pages(width: usize) -> Vec<(String, String)> {
         let mut command = arrange(crate::Arguments::command()).term_width(width);
-        // Flags for all commands reach the inner ones.
+        // Global flags reach the inner commands.
         command.build();
         let mut all = Vec::new();
         pages(&mut command, "unhang", &mut all);
@@ -117,7 +118,7 @@ mod tests {
             assert!(order.is_sorted(), "{name} --help: {order:?}\n{page}");
             let last = &page[order[4] + 2..];
             assert!(!last.trim_end().contains("\n\n"), "{name} --help does not end with exit codes:\n{page}");
-            // One code a line, each with its meaning.
+            // One code per line, each with its meaning.
             for line in last.lines().skip(1) {
                 let (code, meaning) = line.trim().split_once("  ").unwrap_or_default();
                 let is_code = code.parse::<u8>().is_ok() && !meaning.trim().contains("  ");
@@ -139,7 +140,7 @@ mod tests {
         }
     }
 
-    /// An example that is broken over two lines cannot be copied.
+    /// An example broken over two lines cannot be copied.
     #[test]
     fn examples_fit_a_terminal_of_80_columns() {
         fn check(command: &Command) {

@@ -1,9 +1,9 @@
-//! The `unhang` program. It parses, calls a crate, prints; nothing else lives here.
+//! The `unhang` program. It parses, calls a crate and prints; nothing else is here.
 //!
-//! One file per subcommand in [`commands`]; how things are printed is in [`output`].
+//! There is one file per subcommand in [`commands`]; [`output`] does the printing.
 
 #![forbid(unsafe_code)]
-// They panic where a stream is closed or its disk is full; `output` has what does not.
+// They panic if a stream is closed or its disk is full; `output` has alternatives that do not.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod commands;
@@ -28,7 +28,7 @@ Examples:
 
 Exit codes:
   0  all is well
-  1  something is wrong with what was looked at
+  1  a problem was found
   2  wrong usage, or not done
   3  could not tell"
 )]
@@ -39,8 +39,8 @@ struct Arguments {
     command: commands::Command,
 }
 
-/// Has a write beyond the limit on files (`ulimit -f`) fail as one to a full disk does; by itself the signal ends the process. A handler,
-/// not an ignored signal: the programs that we start have neither.
+/// Makes a write beyond the file size limit (`ulimit -f`) fail like one to a full disk; by default the signal ends the
+/// process. This is a handler, not an ignored signal, so that programs that we start inherit neither.
 fn survive_the_limit_on_files() {
     let signal = rustix::process::Signal::XFSZ.as_raw();
     let _ = signal_hook::flag::register(signal, std::sync::Arc::default());

@@ -1,8 +1,11 @@
-//! How the program talks: data to standard output, talk to standard error, colour only on a terminal, and never a
-//! control character that came from outside.
+//! The program's output: data to standard output, messages to standard error, colour only on a terminal, and never a
+//! control character from outside.
 //!
-//! Exit codes, for every subcommand: 0 all is well, 1 something is wrong with what was looked at, 2 the command was
-//! called wrongly or could not do its work, 3 it could not tell.
+//! Exit codes of every subcommand:
+//! * 0: all is well;
+//! * 1: something is wrong with what was examined;
+//! * 2: the command was called wrongly or could not do its work;
+//! * 3: it could not tell.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -12,10 +15,10 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
-/// Narrower than this nothing reads well.
+/// The smallest width at which text is readable.
 pub(crate) const NARROWEST: usize = 40;
 
-/// Something is wrong with what was looked at.
+/// Something is wrong with what was examined.
 pub(crate) const FOUND_ERRORS: u8 = 1;
 /// The command was called wrongly, or could not do its work.
 pub(crate) const FAILED: u8 = 2;
@@ -48,7 +51,7 @@ enum When {
 static TALK: OnceLock<Talk> = OnceLock::new();
 
 impl Talk {
-    /// Makes it hold for the whole program; called once, before anything is said.
+    /// Applies it to the whole program. Called once, before any output.
     pub(crate) fn settle(self) {
         let _ = TALK.set(self);
     }
@@ -88,7 +91,7 @@ pub(crate) fn print_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// How wide a stream's terminal is, or what `COLUMNS` says of it.
+/// The width of a stream's terminal, or the value of `COLUMNS`.
 pub(crate) fn columns(stream: &(impl IsTerminal + rustix::fd::AsFd)) -> Option<usize> {
     let named = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse::<usize>().ok());
     let of_terminal = || {
@@ -98,8 +101,8 @@ pub(crate) fn columns(stream: &(impl IsTerminal + rustix::fd::AsFd)) -> Option<u
     named.or_else(of_terminal)
 }
 
-/// The text as standard error shows it: on a terminal, lines that are wider are wrapped. Elsewhere a message stays on its
-/// line, for programs that read it.
+/// The text for standard error. On a terminal, wide lines are wrapped. Elsewhere a message stays on its line, for
+/// programs that read it.
 fn within_terminal(text: &str) -> String {
     let stderr = io::stderr();
     let Some(width) = stderr.is_terminal().then(|| columns(&stderr)).flatten().map(|width| width.max(NARROWEST)) else {
@@ -113,8 +116,8 @@ fn within_terminal(text: &str) -> String {
     text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints a value as indented JSON on standard output, always with `schema`, by which programs know the format. Raw JSON
-/// drives a terminal too, so its texts are filtered; a reader that went away (`| head`) is not an error.
+/// Prints a value as indented JSON on standard output, always with `schema`, by which programs know the format. Raw
+/// JSON can drive a terminal too, so its texts are filtered. A reader that went away (`| head`) is not an error.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(&with_schema(safe(serde_json::to_value(value)?)))?;
     match writeln!(io::stdout().lock(), "{text}") {
@@ -148,31 +151,31 @@ fn write_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", within_terminal(&printable(line)));
 }
 
-/// One line of talk on standard error, unless `--quiet` was asked for.
+/// One message on standard error, unless `--quiet` was given.
 pub(crate) fn tell(line: &str) {
     if !Talk::current().quiet {
         write_line(line);
     }
 }
 
-/// One line for those who asked for more.
+/// One message for `--verbose`.
 pub(crate) fn tell_more(line: &str) {
     if Talk::current().verbose {
         write_line(line);
     }
 }
 
-/// What must be known, among a program's own output and marked as ours, as in the Python package.
+/// An important message among a program's own output, marked as ours, as in the Python package.
 pub(crate) fn say(message: &str) {
     write_line(&format!("unhang: {message}"));
 }
 
-/// What is good to know, marked as ours, unless `--quiet` was asked for.
+/// A useful message, marked as ours, unless `--quiet` was given.
 pub(crate) fn inform(message: &str) {
     tell(&format!("unhang: {message}"));
 }
 
-/// The few colours that the program uses; output reads the same without them.
+/// The few colours that the program uses; output is complete without them.
 #[derive(Clone, Copy)]
 pub(crate) enum Colour {
     /// Errors and hangs.
@@ -189,14 +192,14 @@ pub(crate) enum Colour {
     Bold,
 }
 
-/// Whether to colour what goes to one stream.
+/// Whether to colour the output to one stream.
 #[derive(Clone, Copy)]
 pub(crate) struct Style {
     coloured: bool,
 }
 
 impl Style {
-    /// Colour as `--color` says: by default on a terminal only, and never when `NO_COLOR` is set.
+    /// Follows `--color`: by default colour on a terminal only, and never if `NO_COLOR` is set.
     pub(crate) fn for_stream(stream: &impl IsTerminal) -> Style {
         let declined = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Style {
@@ -208,7 +211,7 @@ impl Style {
         }
     }
 
-    /// The text in that colour, or as it is.
+    /// The text in that colour, or unchanged.
     pub(crate) fn paint(self, text: &str, colour: Colour) -> String {
         if !self.coloured {
             return text.to_owned();
@@ -225,8 +228,8 @@ impl Style {
     }
 }
 
-/// How far something has come that takes a while, on standard error: a line that moves on a terminal, elsewhere a plain
-/// line now and then. Several threads may call it.
+/// The progress of something that takes a while, on standard error: a moving line on a terminal, a plain line now and
+/// then elsewhere. Several threads may call it.
 pub(crate) struct Progress {
     what: String,
     moving: bool,
@@ -248,7 +251,7 @@ impl Progress {
         Progress { what: what.to_owned(), moving: io::stderr().is_terminal(), told }
     }
 
-    /// How many are done, of how many. What comes late, from a thread that was overtaken, is left out.
+    /// How many of all are done. A late report from a slower thread is left out.
     pub(crate) fn at(&self, done: usize, all: usize) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if done <= told.done {

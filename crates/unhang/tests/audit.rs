@@ -46,7 +46,7 @@ fn json_has_every_rule_for_every_kernel_and_totals() {
         assert_eq!(sum == 0, key == "lds-misaligned", "{key}");
     }
     for kernel in kernels {
-        // What stands across a call is there only where it stands.
+        // The key for findings across calls is present only if there are any.
         let keys_of_kernel = kernel.as_object().unwrap().keys().collect::<Vec<_>>();
         assert_eq!(keys_of_kernel[..2], ["name", "hazards"]);
         assert!(keys_of_kernel[2..].iter().all(|&key| key == "across_calls"), "{keys_of_kernel:?}");

@@ -163,7 +163,7 @@ fn what_outlives_the_run_names_no_folder_that_others_can_make_again() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A machine folder that somebody sent: pipes, devices and links in the place of files, numbers that no machine has.
+/// A machine folder from somebody else: pipes, devices and links in place of files, numbers that no machine has.
 #[test]
 fn hostile_machine_folders_end() {
     let place = tempfile::tempdir().unwrap();

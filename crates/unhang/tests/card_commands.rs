@@ -1,5 +1,5 @@
-//! Our commands on AMD's own HIP runtime (Debian 12's 5.2.3) and the emulated RX 5600 XT, as the owner of a card runs them. No torch
-//! that is to be had here reaches an AMD card, so these are the parts that need none.
+//! Our commands on AMD's own HIP runtime (Debian 12's 5.2.3) and the emulated RX 5600 XT, as the owner of a card runs
+//! them. No torch that is available here reaches an AMD card, so these are the parts that need none.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ const LAYER: &str = "small 1 8 6 6 8 3 3 1 1 1 1 1 1 1\n";
 struct Home(tempfile::TempDir);
 
 impl Home {
-    /// None where the runtime is not installed.
+    /// `None` if the runtime is not installed.
     fn new() -> Option<Home> {
         if !Path::new(RUNTIME).exists() {
             println!("skipped: {RUNTIME} is not installed");
@@ -89,7 +89,7 @@ fn the_probe_tries_kernels_that_were_warmed_without_torch_and_times_them() {
     assert_eq!(records.len(), 3, "{report}");
     for record in records {
         assert_eq!((&record["verdict"], &record["rehearsal"]), (&json!("works"), &json!(true)), "{record}");
-        // A card of a thousand emulated lanes; only that its clock runs at all can be told here.
+        // An emulated card has no meaningful times, so this only checks that its clock runs.
         let seconds = record["seconds"].as_f64().unwrap();
         assert!((1e-5..100.0).contains(&seconds), "{record}");
     }
@@ -104,7 +104,7 @@ fn what_the_emulated_card_did_is_a_rehearsal_and_plans_and_reports_on_it_say_so(
     let probed = home.on_the_card(&[], &probe);
     let (text, said) = (String::from_utf8_lossy(&probed.stdout), String::from_utf8_lossy(&probed.stderr));
     assert!(said.contains("are kept as a rehearsal and never count for a real card"), "{said}");
-    assert!(text.contains("hang-map.html, inside the same `unhang card run`"), "{text}");
+    assert!(text.contains("inside the same `unhang card run`") && text.contains("--html hang-map.html"), "{text}");
     let kept = home.on_the_card(&[], &["evidence", "list", "--json"]);
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.matches("source\"").count() == 1 && kept.contains(r#""source": "rehearsal""#), "{kept}");
@@ -118,7 +118,7 @@ fn what_the_emulated_card_did_is_a_rehearsal_and_plans_and_reports_on_it_say_so(
     for words in [&["plan", "1x8x6x6", "8x3x3"][..], &["report"]] {
         let ran = home.on_the_card(&[], words);
         let output = [ran.stdout, ran.stderr].concat();
-        // In one line, however the terminal breaks it.
+        // One line, however the terminal breaks it.
         let words: Vec<&str> = std::str::from_utf8(&output).unwrap().split_whitespace().collect();
         let output = words.join(" ");
         assert!(
@@ -134,12 +134,12 @@ fn a_probe_whose_every_attempt_is_an_error_does_not_say_that_all_is_well() {
     let Some(home) = Home::new() else { return };
     let layers = home.layers();
     let words = ["probe", "--layers", &layers, "--engines", "jit", "--python", "/bin/false", "--json"];
-    // Neither a compiler nor kernels that came with a package.
+    // Without a compiler, and without kernels from a package.
     let ran = home.on_the_card(&[("UNHANG_COMPILE", "0")], &words);
     let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(report["summary"]["error"], 3, "{report}");
     assert_eq!(ran.status.code(), Some(3), "{}", String::from_utf8_lossy(&ran.stderr));
-    // Nor does one that finds nothing but these errors in the store, and tries nothing.
+    // Nor does a run that finds only these errors in the store, and tries nothing.
     let ran = home.on_the_card(&[("UNHANG_COMPILE", "0")], &words);
     let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert!(report["records"].as_array().unwrap().iter().all(|record| record["earlier"] == true), "{report}");

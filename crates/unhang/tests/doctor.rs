@@ -1,4 +1,4 @@
-//! `unhang doctor` on machines that are folders: text and JSON of each are kept as snapshots.
+//! `unhang doctor` on machines that are folders; the text and JSON of each are kept as snapshots.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ mod self_test;
 
 use machines::fixtures;
 
-/// The program in the folder of fixtures, with no variables but those given: output does not depend on who runs it.
+/// The program in the folder of fixtures, with only the given variables: output does not depend on who runs it.
 fn unhang(arguments: &[&str]) -> Command {
     let mut command = Command::cargo_bin("unhang").expect("the program is built");
     command.current_dir(fixtures()).env_clear().args(arguments);
@@ -145,7 +145,7 @@ fn variables_come_from_the_file_or_the_process() {
     assert!(ids(&report).contains(&"find-enforce-search") && ids(&report).contains(&"spoofed-architecture"));
     assert_eq!(report["machine"]["gpus"][0]["reported_gfx"], "gfx1030");
 
-    // A folder without an `environment`: then the process's.
+    // In a folder without an `environment`, the process's counts.
     let machine = folder.path().join("machine");
     fs::create_dir_all(machine.join("sys/class/kfd/kfd/topology/nodes/1")).unwrap();
     let from = fixtures().join("rx5500xt/sys/class/kfd/kfd/topology/nodes/1/properties");
@@ -160,7 +160,7 @@ fn variables_come_from_the_file_or_the_process() {
     assert_eq!(report["machine"]["described_by"], "rx6800");
 }
 
-/// What `unhang run` leaves behind where the shield could not repair all (`tests/run.rs` has that it does).
+/// What `unhang run` leaves behind if the shield could not repair everything (`tests/run.rs` tests that it does).
 #[test]
 fn kernels_that_the_shield_could_not_repair_are_named_with_the_switch_that_avoids_them() {
     let machine = tempfile::tempdir().unwrap();
@@ -194,7 +194,7 @@ fn kernels_that_the_shield_could_not_repair_are_named_with_the_switch_that_avoid
     assert!(text.contains("warning[kernels-stay-unsafe]") && text.contains("MIOPEN_DEBUG_CONV_DIRECT=0"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text}");
 
-    // A record that is cut off says nothing, and breaks nothing.
+    // A truncated record says nothing, and breaks nothing.
     fs::write(data.join("unrepaired.json"), &record.to_string()[..40]).unwrap();
     assert!(!ids(&look()).contains(&"kernels-stay-unsafe"));
 }
@@ -237,11 +237,11 @@ fn this_machine_can_be_looked_at_and_it_is_quick() {
     assert!(matches!(output.status.code(), Some(0 | 1 | 3)), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["machine"]["described_by"], Value::Null);
-    // Milliseconds when nothing else runs; the bound is for a machine that is busy compiling.
+    // This takes milliseconds if nothing else runs; the limit is for a machine that is busy compiling.
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-/// A machine that means harm: huge files, noise, endless links, pipes, names and contents with escape codes.
+/// A hostile machine: huge files, noise, endless links, pipes, names and contents with escape codes.
 fn hostile(root: &Path) {
     let escape = "\x1b[2J\x1b]0;owned\x07\u{9b}31m";
     let write = |path: &str, content: &[u8]| {
@@ -284,7 +284,7 @@ fn hostile(root: &Path) {
         )
         .as_bytes(),
     );
-    // A start-up file of four gigabytes that takes no room on the disk.
+    // A start-up file of four gigabytes that takes no space on the disk.
     let bashrc = fs::File::create(root.join("home/user/.bashrc")).unwrap();
     bashrc.set_len(4 << 30).unwrap();
     symlink("loop-b", root.join("opt/rocm-loop-a")).unwrap();
@@ -364,7 +364,7 @@ fn a_python_may_be_named_without_its_folder() {
     assert_eq!(described.status.code(), Some(2), "this machine's PATH is not that of another");
 }
 
-/// Commands stay on their line, since they are copied; everything else keeps to the terminal.
+/// Commands stay on their line, because people copy them; everything else fits the terminal.
 #[test]
 fn text_keeps_to_the_width_of_the_terminal() {
     for arguments in [

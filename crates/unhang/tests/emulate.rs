@@ -1,4 +1,4 @@
-//! `unhang emulate` from outside: a kernel runs, is looked at, and wrong input is refused with what is there.
+//! `unhang emulate` from outside: a kernel runs and is inspected, and wrong input is rejected with the valid choices.
 
 use std::process::{Command, Output};
 
@@ -64,7 +64,7 @@ fn an_offset_that_is_never_reached_is_named() {
     let json = emulate(&[&[file.as_str(), "--json", "--dump", "0x0", "--dump", "0x2"], &AXPY[..]].concat());
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["not_reached"], serde_json::json!(["0x2"]));
-    // Past a breakpoint nothing is looked for.
+    // Nothing is looked for after a breakpoint.
     let (code, _, stderr) = texts(&emulate(&[&[file.as_str(), "--break", "0x0", "--dump", "0x2"], &AXPY[..]].concat()));
     assert_eq!(code, 0, "{stderr}");
 }

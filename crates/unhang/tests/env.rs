@@ -56,7 +56,7 @@ fn auto_follows_the_doctor() {
     }
 }
 
-/// Runs what was printed in a real shell and gives the variables that came of it.
+/// Runs the printed script in a real shell and returns the resulting variables.
 fn sourced(script: &str, root: Option<&Path>) -> String {
     let mut shell = Process::new("sh");
     shell.env_clear().env("MIOPEN_FIND_ENFORCE", "3").args(["-eu", "-c", &format!("{script}\nenv")]);
@@ -78,7 +78,7 @@ fn what_is_printed_works_in_a_shell() {
     assert!(!variables.contains("MIOPEN_FIND_ENFORCE"), "{variables}");
 }
 
-/// Which of these shells are on this machine; `sh` and `bash` are on every one that this is tested on.
+/// Which of these shells are installed; `sh` and `bash` are on every machine where this is tested.
 fn shells() -> Vec<&'static str> {
     let there = |name: &&str| Process::new(name).args(["-c", "true"]).status().is_ok_and(|status| status.success());
     let all: Vec<_> = ["sh", "bash", "zsh"].into_iter().filter(there).collect();
@@ -159,7 +159,7 @@ fn install_is_guarded_by_the_chip_and_can_be_taken_out() {
                 "{other}: {variables}"
             );
         }
-        // A kernel that does not tell the chip: the PCI ids do.
+        // A kernel that does not report the chip: the PCI ids identify it.
         assert!(sourced(&text, Some(&fixtures().join("container"))).contains("HSA_OVERRIDE_GFX_VERSION"));
 
         if scope == "--system" {
@@ -228,13 +228,13 @@ fn a_unit_of_systemd_takes_what_is_printed() {
     }
 }
 
-/// `sudo` leaves no environment active and may give root's home: the torch of the user who called it counts.
+/// `sudo` leaves no environment active and may set root's home: the torch of the calling user counts.
 #[test]
 fn under_sudo_the_choice_is_that_of_the_user_who_called_it() {
     let folder = machine("rx5600xt-rocm5.7");
     let root = folder.path();
     fs::rename(root.join("home/user/venv"), root.join("home/user/.local")).unwrap();
-    // Homes of described machines are all looked at; this one is known from the file of users alone.
+    // All homes of a described machine are searched; only the file of users reveals this one.
     fs::create_dir_all(root.join("srv/people")).unwrap();
     fs::rename(root.join("home/user"), root.join("srv/people/user")).unwrap();
     fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/srv/people/user:/bin/sh\n")
@@ -262,7 +262,7 @@ fn under_sudo_nothing_is_made_in_a_home() {
 
 #[test]
 fn without_an_affected_card_nothing_is_written_unasked() {
-    // The machine that the tests run on has none.
+    // The machine that runs the tests has none.
     let home = tempfile::tempdir().unwrap();
     let output = unhang(&["env", "install"]).env("HOME", home.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -295,7 +295,7 @@ fn wrong_usage_is_told_apart() {
     {
         assert_eq!(unhang(arguments).output().unwrap().status.code(), Some(2), "{arguments:?}");
     }
-    // No home, no place to install into.
+    // Without a home there is no place to install into.
     let output = unhang(&["env", "install", "--user"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("HOME"));

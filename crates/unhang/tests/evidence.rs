@@ -32,10 +32,8 @@ fn record(size: usize, verdict: Verdict) -> Record {
 
 fn filled(home: &Path) {
     let store = Store::open(home);
-    assert_eq!(
-        store.record_all(vec![record(32, Verdict::Works).with_seconds(2e-4), record(64, Verdict::Hangs)]),
-        Some(2)
-    );
+    let records = vec![record(32, Verdict::Works).with_seconds(2e-4), record(64, Verdict::Hangs)];
+    store.import(records, Vec::new()).unwrap();
 }
 
 #[test]
@@ -70,7 +68,7 @@ fn what_is_exported_holds_no_names_and_comes_in_as_suspicion() {
     assert_eq!(json(&unhang(other.path(), &["evidence", "import", path, "--json"]))["taken"], 2);
     let sources = json(&unhang(other.path(), &["evidence", "list", "--json"]));
     assert!(sources["records"].as_array().unwrap().iter().all(|it| it["source"] == "import"), "{sources}");
-    // What came from others does not go out again under our name.
+    // Other people's findings are not exported under our name.
     let again =
         json(&unhang(other.path(), &["evidence", "export", file.with_extension("2").to_str().unwrap(), "--json"]));
     assert_eq!((&again["written"], &again["left_out"]), (&0.into(), &2.into()));
@@ -88,7 +86,7 @@ fn a_file_with_one_bad_line_is_refused_whole() {
     let output = unhang(fresh.path(), &["evidence", "import", file.to_str().unwrap()]);
     let (_, stderr) = text(&output);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr.contains("nothing of") && stderr.contains("line 3: input height is 0"), "{stderr}");
+    assert!(stderr.contains("nothing was imported from") && stderr.contains("line 3: input height is 0"), "{stderr}");
     assert!(Store::open(fresh.path()).records(&Filter::default()).is_empty());
     for bad in ["/dev/null", "/", "/dev/zero"] {
         assert_eq!(unhang(fresh.path(), &["evidence", "import", bad]).status.code(), Some(2), "{bad}");
@@ -171,14 +169,14 @@ fn tunings_say_how_far_the_model_was_off_and_which_are_out_of_date() {
     assert_eq!(json(&unhang(home.path(), &["evidence", "forget", "--engine", "jit", "--json"]))["forgotten"], 4);
 }
 
-/// What is listed and planned fits the terminal, but for words that cannot be broken.
+/// Lists and plans fit the terminal, except for words that cannot be broken.
 #[test]
 fn lines_fit_the_terminal() {
     let home = tempfile::tempdir().unwrap();
     filled(home.path());
     let store = Store::open(home.path());
     let detail = "the queue did not finish within ten seconds, and the driver reset the card ".repeat(3);
-    store.record_all(vec![record(48, Verdict::Crashes).with_detail(&detail)]);
+    store.import(vec![record(48, Verdict::Crashes).with_detail(&detail)], Vec::new()).unwrap();
     store.keep_tuning(tuning(32, RecordSource::Run, &unhang_gpu::tuning::kernels(), 4e-5));
     drop(store);
     let key = record(64, Verdict::Works).problem.to_string();
@@ -194,5 +192,31 @@ fn lines_fit_the_terminal() {
                 assert!(line.split_whitespace().count() <= 2, "{arguments:?} in {columns} columns: {line:?}\n{stdout}");
             }
         }
+    }
+}
+
+#[test]
+fn what_only_reads_creates_no_folder_of_a_mistyped_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join("unhagn");
+    let key = record(64, Verdict::Works).problem.to_string();
+    let imported = unhang(&home, &["evidence", "import", "nowhere.jsonl"]);
+    assert!(imported.status.code() == Some(2) && !home.exists(), "{:?}", text(&imported));
+    let commands: [&[&str]; 6] = [
+        &["evidence", "list"],
+        &["evidence", "tunings"],
+        &["evidence", "export", "-"],
+        &["plan", &key],
+        &["report"],
+        &["bench", "--compare"],
+    ];
+    for arguments in commands {
+        let (_, stderr) = text(&unhang(&home, arguments));
+        assert!(!home.exists(), "{arguments:?} created it");
+        let folder = home.display();
+        assert!(
+            stderr.contains(&format!("UNHANG_HOME names {folder}, which does not exist")),
+            "{arguments:?}: {stderr}"
+        );
     }
 }

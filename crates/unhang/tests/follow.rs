@@ -1,5 +1,5 @@
-//! Follows the doctor's plan on every machine in the fixtures, way by way, and asks the doctor again: nothing may be left
-//! but how to start programs. Commands of ours are run; what other programs would do to the machine is played.
+//! Follows the doctor's plan on every machine in the fixtures, way by way, and asks the doctor again. Only the way to
+//! start programs may be left. Our commands are run; the effects of other programs on the machine are simulated.
 
 use std::fs;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ impl Owned {
         (serde_json::from_slice(&output.stdout).expect("JSON"), output.status.code())
     }
 
-    /// The packages of the environment that is active.
+    /// The packages of the active environment.
     fn packages(&self) -> String {
         let prefix = self.variable("VIRTUAL_ENV").unwrap_or_else(|| "/usr/local".to_owned());
         self.packages_of(&prefix)
@@ -77,7 +77,7 @@ impl Owned {
         format!("{prefix}/lib/{}/site-packages", version.to_str().unwrap())
     }
 
-    /// What `pip install` would do, in an environment.
+    /// The effect of `pip install` in an environment.
     fn pip(&self, packages: &str, command: &str) {
         if command.contains("unhang-*.whl") {
             self.write(&format!("{packages}/unhang/__init__.py"), "");
@@ -98,7 +98,7 @@ impl Owned {
         }
     }
 
-    /// Does what one command does. Panics at one that it does not know, so that no advice goes unfollowed.
+    /// Does what one command does. Panics at an unknown command, so that no advice goes unfollowed.
     fn follow(&self, command: &str) {
         let command = command.strip_prefix("sudo ").unwrap_or(command);
         let words: Vec<&str> = command.split_whitespace().collect();
@@ -160,7 +160,7 @@ impl Owned {
     }
 }
 
-/// Follows the plan of a machine with one of its ways; gives the doctor's next report.
+/// Follows the plan of a machine by one of its ways; returns the doctor's next report.
 fn followed(fixture: &str, way: usize) -> (Owned, Value) {
     let machine = Owned::of(fixture);
     let (report, _) = machine.doctor();
@@ -177,7 +177,7 @@ fn followed(fixture: &str, way: usize) -> (Owned, Value) {
     (machine, after)
 }
 
-/// How many ways the plan of a machine has.
+/// The number of ways in the plan of a machine.
 fn ways(fixture: &str) -> usize {
     let (report, _) = Owned::of(fixture).doctor();
     let steps = report["steps"].as_array().unwrap();
@@ -190,7 +190,7 @@ fn a_plan_that_was_followed_leaves_nothing_to_do() {
     for entry in fs::read_dir(fixtures()).unwrap() {
         let fixture = entry.unwrap().file_name().into_string().unwrap();
         if fixture == "half-unreadable" {
-            continue; // What to do there is to look as another user; no command changes the machine.
+            continue; // The advice there is to look as another user; no command changes the machine.
         }
         machines += 1;
         for way in 0..ways(&fixture) {
@@ -199,7 +199,7 @@ fn a_plan_that_was_followed_leaves_nothing_to_do() {
             for finding in after["findings"].as_array().unwrap() {
                 assert_eq!(finding["severity"], "info", "{fixture}, way {way}: {finding:#}");
             }
-            // What is left is how programs are started; nothing is asked for again.
+            // Only the start of programs is left; nothing is requested again.
             let is_start = |command: &Value| {
                 let command = command.as_str().unwrap();
                 command.starts_with("unhang run ") || command == "unhang probe"
@@ -251,7 +251,33 @@ fn clean_up_comes_first_and_then_one_of_two_ways() {
     }
 }
 
-/// Somebody takes a native torch after `unhang env install`: the doctor names our own file, and how it goes.
+/// The torch that `--python` names may be of another environment than the active one, whose `python` the last command
+/// would start.
+#[test]
+fn an_environment_that_is_not_active_is_entered_first() {
+    let machine = Owned::of("rx5600xt-rocm5.2");
+    machine.set(&[("VIRTUAL_ENV", None), ("PATH", Some("/usr/bin:/bin"))]);
+    machine.write("/home/user/venv/bin/activate", "");
+    let commands = |arguments: &str| -> Vec<String> {
+        let report: Value = serde_json::from_slice(&machine.unhang(arguments).stdout).expect("JSON");
+        let step = report["steps"].as_array().unwrap().last().unwrap().clone();
+        let of_ways =
+            step["ways"].as_array().map_or(Vec::new(), |ways| ways[0]["commands"].as_array().unwrap().clone());
+        let all = step.get("command").cloned().into_iter().chain(of_ways);
+        all.map(|command| command.as_str().unwrap().to_owned()).collect()
+    };
+    let start = "unhang run -- python train.py";
+    let first = commands("doctor --json --python /home/user/venv");
+    assert_eq!(first, [". /home/user/venv/bin/activate && pip install unhang-*.whl", start]);
+    first[0].split(" && ").for_each(|command| machine.follow(command));
+    assert_eq!(commands("doctor --json"), [start]);
+    // In a new terminal it has to be entered again.
+    machine.set(&[("VIRTUAL_ENV", None), ("PATH", Some("/usr/bin:/bin"))]);
+    let again = commands("doctor --json --python /home/user/venv/bin/python3");
+    assert_eq!(again, [". /home/user/venv/bin/activate", start]);
+}
+
+/// Somebody installs a native torch after `unhang env install`: the doctor names our own file, and how to remove it.
 #[test]
 fn our_own_spoof_is_named_where_a_native_torch_came_later() {
     let (machine, _) = followed("rx5600xt-rocm5.7", 0);
@@ -269,7 +295,7 @@ fn our_own_spoof_is_named_where_a_native_torch_came_later() {
     assert_eq!((code, &after["verdict"]), (Some(0), &"healthy".into()), "{after:#}");
 }
 
-/// What `unhang env clean` leaves alone is not asked of it again.
+/// The doctor does not ask `unhang env clean` again for what that leaves alone.
 #[test]
 fn a_command_that_changes_nothing_is_not_printed_again() {
     let machine = Owned::of("rx5600xt-rocm5.7");

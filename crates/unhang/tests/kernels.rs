@@ -17,7 +17,7 @@ fn unhang() -> Command {
     Command::cargo_bin("unhang").unwrap()
 }
 
-/// Runs `kernels list`; `None` where there is no hiprtc.
+/// Runs `kernels list`; `None` without hiprtc.
 fn list(arguments: &[&str]) -> Option<Value> {
     list_of(LAYERS, arguments)
 }
@@ -45,11 +45,11 @@ fn check(report: &Value, arch: &str) {
         assert_eq!(kernel["sgpr_spills"], 0, "{kernel}");
         assert_eq!(kernel["hazards"], 0, "{kernel}");
         assert!(kernel["vgprs"].as_u64().unwrap() <= 128, "{kernel}");
-        // The flat tile for few channels is bound by its LDS; the others keep more waves.
+        // LDS limits the flat tile for few channels; the others have more waves.
         assert!(kernel["waves_per_simd"].as_u64().unwrap() >= 3, "{kernel}");
         kernel["problem"].as_str().unwrap().parse::<unhang_conv::Problem>().unwrap();
     }
-    // The tiles of 8 × 8 sums a thread are where the time goes: four of five instructions in their loop multiply.
+    // The tiles of 8 × 8 sums per thread take most of the time: four of five instructions in their loop multiply.
     let dense: Vec<&Value> =
         kernels.iter().filter(|kernel| kernel["name"].as_str().unwrap().contains("128x128x8")).collect();
     assert!(!dense.is_empty(), "{report}");
@@ -73,7 +73,7 @@ fn kernels_under_a_spoof_are_those_of_the_true_chip() {
     assert!(report["kernels"].as_array().unwrap().iter().all(|kernel| kernel["reported_as"] == "gfx1030"));
 }
 
-/// What cannot be broken, a problem's key for example, stands on its own line.
+/// Words that cannot be broken, such as a problem's key, are on their own line.
 #[test]
 fn lists_keep_to_the_width_of_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn progress_moves_on_a_terminal_and_is_silent_elsewhere_when_it_is_quick() {
 
 #[test]
 fn predictions_name_their_ground_the_cards_and_what_bounds_each_kernel() {
-    // A small one: what it takes to sample kernels does not depend on the layer.
+    // A small layer: the effort of sampling kernels does not depend on the layer.
     let Some(report) = list_of(LAYERS.lines().nth(1).unwrap(), &["--predict"]) else { return };
     assert!(report["ground"].as_str().unwrap().contains("not measured"));
     let names: Vec<&str> = report["cards"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();

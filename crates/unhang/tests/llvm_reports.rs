@@ -25,7 +25,7 @@ fn programs(page: &str) -> BTreeMap<String, String> {
     blocks.map(|source| (kernel(source), source.to_owned())).collect()
 }
 
-/// The page's table: for each program what each compiler leaves.
+/// The page's table: what each compiler leaves in each program.
 fn counts(page: &str) -> BTreeMap<String, [u64; 2]> {
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.map(|row| {
@@ -54,7 +54,7 @@ fn across_calls(object: &Path) -> u64 {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let kernels = report["files"][0]["objects"][0]["kernels"].as_array().unwrap();
-    // The key is left out where there is none.
+    // The key is left out if there are none.
     kernels.iter().map(|kernel| kernel["across_calls"].as_u64().unwrap_or(0)).sum()
 }
 

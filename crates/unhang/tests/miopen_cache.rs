@@ -1,4 +1,4 @@
-//! `unhang miopen-cache` on databases that are made here as MIOpen makes them.
+//! `unhang miopen-cache` on databases created here as MIOpen creates them.
 
 use std::fs;
 use std::io::Write;
@@ -190,7 +190,7 @@ fn a_view_in_place_of_the_table_is_not_run() {
         .execute_batch("CREATE VIEW kern_db AS WITH RECURSIVE endless(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM endless) SELECT id FROM endless;")
         .unwrap();
     drop(connection);
-    // A schema that computes is refused, and the database counts as one with something wrong.
+    // A schema that computes is rejected, and the database counts as damaged.
     let (report, code) = machine.json(&["verify"]);
     assert_eq!((code, &report["databases"][0]["sound"]), (1, &0.into()));
 }
@@ -210,4 +210,26 @@ fn a_link_is_left_alone() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("symbolic link"));
     assert_eq!(fs::read_to_string(elsewhere).unwrap(), format!("{BROKEN}\n"));
+}
+
+/// `sudo unhang miopen-cache repair` finds the databases of the user who called it, whose MIOpen writes them later.
+#[test]
+fn what_root_repairs_still_belongs_to_its_owner() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    const SOMEBODY: u32 = 65534;
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return println!("skipped: a second user needs root");
+    }
+    let machine = Machine::new();
+    fs::write(machine.find_db(), format!("{FULL}\n{BROKEN}\n")).unwrap();
+    chown(machine.find_db(), Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    let (done, code) = machine.json(&["repair"]);
+    assert_eq!((code, &done["repaired"][0]["removed"]), (0, &1.into()), "{done}");
+    let files: Vec<PathBuf> =
+        fs::read_dir(machine.path("home/user/.config/miopen")).unwrap().map(|it| it.unwrap().path()).collect();
+    assert_eq!(files.len(), 2, "the file and its backup: {files:?}");
+    for file in files {
+        let found = fs::metadata(&file).unwrap();
+        assert_eq!((found.uid(), found.gid()), (SOMEBODY, SOMEBODY), "{}", file.display());
+    }
 }

@@ -58,7 +58,7 @@ fn an_affected_card_is_planned_around_until_something_is_proven() {
     assert!(plan["reason"].as_str().unwrap().contains("canary"), "{plan}");
     assert!(plan["evidence"].to_string().contains("seed 003"), "{plan}");
 
-    // A canary that passed lets aten in; evidence decides for good.
+    // A passed canary allows aten; evidence then decides.
     let machine = plan["machine"]["fingerprint"].as_str().unwrap();
     let store = Store::open(&bench.home());
     let canary = Canary {
@@ -78,9 +78,9 @@ fn an_affected_card_is_planned_around_until_something_is_proven() {
     let plan = bench.plan(&[KEY]);
     assert_eq!(plan["engine"], "cpu");
     assert!(plan["reason"].as_str().unwrap().contains("relative error 0.3"), "{plan}");
-    // A rehearsal knows nothing of that.
-    assert_eq!(bench.plan(&[KEY, "--rehearsal"])["engine"], "aten");
-    // A canary that failed shuts it out.
+    // A rehearsal knows nothing about that.
+    assert_eq!(bench.plan(&[KEY, "--rehearsed"])["engine"], "aten");
+    // A failed canary excludes it.
     let store = Store::open(&bench.home());
     assert!(store.set_canary(Canary { verdict: Verdict::Hangs, ..canary }));
     drop(store);
@@ -88,7 +88,7 @@ fn an_affected_card_is_planned_around_until_something_is_proven() {
     assert!(plan["reason"].as_str().unwrap().contains("its canary in a child process hung"), "{plan}");
 }
 
-/// A torch in an environment's packages, as far as the program reads one.
+/// A torch in an environment's packages, as much of it as the program reads.
 fn install_torch(root: &Path, environment: &str, version: &str) {
     let folder = root.join(environment.trim_start_matches('/')).join("lib/python3.10/site-packages/torch");
     fs::create_dir_all(&folder).unwrap();
@@ -104,7 +104,7 @@ fn what_is_kept_under_another_torch_is_said_and_does_not_count() {
     fs::write(root.join("environment"), "HSA_OVERRIDE_GFX_VERSION=10.3.0\nHOME=/home/user\n").unwrap();
     assert_eq!(bench.plan(&[KEY])["kept_elsewhere"], serde_json::json!([]));
 
-    // A probe found something with the torch in /usr; the one that is meant by default is the other.
+    // A probe found something with the torch in /usr; by default, the other one is used.
     let probed = bench.plan(&[KEY, "--python", "/usr"])["machine"].clone();
     assert_eq!(probed["torch"], "1.13.1+rocm5.2");
     let store = Store::open(&bench.home());
@@ -208,7 +208,7 @@ fn strategies_and_settings_reach_the_planner() {
     assert_eq!(bench.plan(&[KEY, "--strategy", "selective", "--no-cpu-fallback"])["engine"], "aten");
     let plan = bench.plan(&[KEY, "--strategy", "tiled", "--tile-limit", "16", "--tile-engine", "cpu"]);
     assert_eq!(plan["tile"], serde_json::json!({"engine": "cpu", "output_limit": 14}));
-    // The environment of the machine counts: with all families but implicit GEMM off, few channels have no solver.
+    // The machine's environment counts: with all families except implicit GEMM off, few channels have no solver.
     let environment = "HSA_OVERRIDE_GFX_VERSION=10.3.0\nMIOPEN_DEBUG_CONV_GEMM=0\nMIOPEN_DEBUG_CONV_WINOGRAD=0\n\
                        MIOPEN_DEBUG_CONV_DIRECT=0\nMIOPEN_DEBUG_CONV_FFT=0\n";
     fs::write(bench.folder.path().join("root/environment"), environment).unwrap();

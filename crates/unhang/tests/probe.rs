@@ -1,4 +1,5 @@
-//! `unhang probe` as a user runs it: rehearsals, since nobody here has the card, and what is said where nothing can be tried.
+//! `unhang probe` as a user runs it: rehearsals, since nobody here has the card, and its messages if nothing can be
+//! tried.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -29,7 +30,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A machine that a folder describes has its own evidence: without its name the report would have nothing to show.
+/// A described machine has its own evidence; without its name the report would have nothing to show.
 #[test]
 fn what_a_probe_advises_to_type_shows_what_it_found() {
     let home = tempfile::tempdir().unwrap();
@@ -39,8 +40,8 @@ fn what_a_probe_advises_to_type_shows_what_it_found() {
     let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-machine/fixtures/rx5600xt-rocm5.7");
     let probe = ["probe", "--rehearse", "rx5600xt-rocm5.7", "--layers", layers.to_str().unwrap(), "--root", machine];
     let said = text(&run(home, &probe).stdout);
-    let advised =
-        said.lines().find_map(|line| line.strip_prefix("the map: unhang ")).unwrap_or_else(|| panic!("{said}"));
+    let is_advised = |line: &str| line.strip_prefix("       unhang ").map(str::to_owned);
+    let advised = said.lines().find_map(is_advised).unwrap_or_else(|| panic!("{said}"));
     let report = text(&run(home, &advised.split_whitespace().collect::<Vec<_>>()).stdout);
     assert!(report.contains("16→32") && report.contains("hangs"), "{advised}: {report}");
     let nothing = text(&run(home, &["report", "--rehearsed"]).stdout);
@@ -59,7 +60,7 @@ fn the_grid_of_the_reports_is_reproduced() {
     assert!(text(&output.stderr).contains("REHEARSAL"));
     let found = json(&output);
     assert_eq!(found["rehearsal"], "rx5600xt-rocm5.7");
-    // The table is read here, and nowhere in the prober.
+    // Only the test reads the table; the prober never does.
     let table = Table::parse(Table::named("rx5600xt-rocm5.7").unwrap()).unwrap();
     let records = found["records"].as_array().unwrap();
     assert_eq!(records.len(), 98);
@@ -76,19 +77,19 @@ fn the_grid_of_the_reports_is_reproduced() {
     }
     assert_eq!((&found["summary"]["hangs"], &found["summary"]["works"]), (&17.into(), &81.into()));
 
-    // Started again it has nothing left to do, and says the same.
+    // Started again, it has nothing left to do, and prints the same.
     let again = json(&run(home, &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--json"]));
     assert_eq!((&again["summary"]["tried"], &again["summary"]["known_before"]), (&0.into(), &98.into()));
     assert_eq!(again["summary"]["hangs"], 17);
-    // Another card is another card.
+    // Another card has separate evidence.
     let (_folder, _, layers) = rehearsal("", 4);
     let profile = ["--rehearse", "rx5600xt-rocm5.2", "--engines", "miopen", "--profiles", "implicit-gemm", "--json"];
     let other = json(&run(home, &[&["probe", "--layers", &layers], &profile[..]].concat()));
     assert_eq!((&other["summary"]["known_before"], &other["summary"]["works"]), (&0.into(), &12.into()));
 
-    // What was rehearsed is reported as such, and never with what was seen.
-    let report = text(&run(home, &["report", "--rehearsal"]).stdout);
-    // The last card that was played; which one that is within a second is nobody's business.
+    // Rehearsals are reported as such, and never together with observations.
+    let report = text(&run(home, &["report", "--rehearsed"]).stdout);
+    // The last card played; within one second, either may count as the last.
     assert!(report.contains("REHEARSAL") && report.contains("rehearsal rx5600xt-rocm5."), "{report}");
     let report = text(&run(home, &["report"]).stdout);
     assert!(report.contains("nothing is known yet"), "{report}");
@@ -96,7 +97,7 @@ fn the_grid_of_the_reports_is_reproduced() {
     assert!(human.contains("REHEARSAL") && human.contains("98 known from before"), "{human}");
 }
 
-/// A folder with a table and layers that it is about.
+/// A folder with a table and its layers.
 fn rehearsal(table: &str, layers: usize) -> (tempfile::TempDir, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let (table_path, layers_path) = (folder.path().join("card.tsv"), folder.path().join("layers.tsv"));
@@ -110,6 +111,12 @@ fn rehearsal(table: &str, layers: usize) -> (tempfile::TempDir, String, String) 
     (folder, name(table_path), name(layers_path))
 }
 
+/// A rehearsed probe of MIOpen's forwards.
+fn probe_of_forwards<'a, const N: usize>(layers: &'a str, table: &'a str, more: [&'a str; N]) -> Vec<&'a str> {
+    let probe = ["probe", "--layers", layers, "--rehearse", table, "--engines", "miopen", "--directions", "forward"];
+    [&probe, &more[..]].concat()
+}
+
 #[test]
 fn many_attempts_take_little_time() {
     let home = tempfile::tempdir().unwrap();
@@ -121,7 +128,7 @@ fn many_attempts_take_little_time() {
     assert_eq!((&summary["works"], &summary["not_written"]), (&3000.into(), &0.into()));
     let rate = 3000.0 / summary["seconds"].as_f64().unwrap();
     println!("{rate:.0} verdicts a second");
-    // The aim is 500; a machine that does many things at once must not fail the suite.
+    // The goal is 500; a busy machine must not fail the suite.
     assert!(rate > 50.0, "{rate:.0} verdicts a second");
 }
 
@@ -129,20 +136,7 @@ fn many_attempts_take_little_time() {
 fn an_interrupted_probe_keeps_what_it_found() {
     let home = tempfile::tempdir().unwrap();
     let (_folder, table, layers) = rehearsal("*\t*\t*->*\t>30\thang-run\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n", 50);
-    let arguments = [
-        "probe",
-        "--layers",
-        &layers,
-        "--rehearse",
-        &table,
-        "--engines",
-        "miopen",
-        "--directions",
-        "forward",
-        "--json",
-        "--deadline-run",
-        "10m",
-    ];
+    let arguments = probe_of_forwards(&layers, &table, ["--json", "--deadline-run", "10m"]);
     let child = unhang(home.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let database = home.path().join("evidence.db");
     let works = || -> Option<i64> {
@@ -164,8 +158,8 @@ fn an_interrupted_probe_keeps_what_it_found() {
         (&summary["ended"], &summary["works"], &summary["not_tried"]),
         (&"interrupted".into(), &27.into(), &23.into())
     );
-    // The same command goes on, within its budget of no time at all.
-    let mut more = arguments.to_vec();
+    // The same command continues, here with a budget of no time at all.
+    let mut more = arguments;
     more.extend(["--budget", "0s"]);
     let output = run(home.path(), &more);
     assert_eq!(output.status.code(), Some(3));
@@ -180,24 +174,31 @@ fn an_interrupted_probe_keeps_what_it_found() {
 fn a_lost_card_ends_the_probe_and_says_what_to_do() {
     let home = tempfile::tempdir().unwrap();
     let (_folder, table, layers) = rehearsal("*\t*\t*->*\t9\tlost\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n", 20);
-    let arguments = [
-        "probe",
-        "--layers",
-        &layers,
-        "--rehearse",
-        &table,
-        "--engines",
-        "miopen",
-        "--directions",
-        "forward",
-        "--workers",
-        "1",
-    ];
+    let arguments = probe_of_forwards(&layers, &table, ["--workers", "1"]);
     let output = run(home.path(), &arguments);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
     let said = text(&output.stdout);
     for expected in ["The GPU is lost", "Restart the machine", "hangs miopen", "not tried: 14"] {
         assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// Commands and keys stay whole, because people copy them.
+#[test]
+fn text_keeps_to_the_width_of_the_terminal() {
+    let behaviours = "*\t*\t*->*\t9\tlost\tmade up\n*\t*\t*->*\t5\thang-find\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n";
+    let (_folder, table, layers) = rehearsal(behaviours, 20);
+    for (columns, more) in [(60, &[][..]), (80, &[]), (60, &["--budget", "0s"]), (60, &["--engines", "miopen,cpu"])] {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = assert_cmd::Command::cargo_bin("unhang").unwrap();
+        command.args(["probe", "--layers", &layers, "--rehearse", &table, "--directions", "forward"]).args(more);
+        command.args(["--workers", "1"]).env("UNHANG_HOME", home.path()).env("COLUMNS", columns.to_string());
+        let said = text(&command.output().unwrap().stdout);
+        assert!(said.contains("unsupported") && said.contains("median") && said.contains("not tried: "), "{said}");
+        for line in said.lines().filter(|line| !line.starts_with("       unhang ")) {
+            let is_one_word = line.split_whitespace().count() == 1;
+            assert!(line.chars().count() <= columns || is_one_word, "{columns} columns: {line}\n{said}");
+        }
     }
 }
 
@@ -244,7 +245,7 @@ fn what_was_found_is_compared_by_size_engine_and_version() {
     };
     let elsewhere = record(EngineName::Miopen, "", Verdict::Hangs, RecordSource::Import);
     let store = Store::open(home.path());
-    let written = store.record_all(vec![
+    let records = vec![
         record(EngineName::Miopen, "winograd", Verdict::Works, RecordSource::Probe).with_seconds(0.002),
         record(EngineName::Miopen, "gemm", Verdict::Hangs, RecordSource::Probe),
         record(EngineName::Aten, "", Verdict::Works, RecordSource::Probe).with_seconds(0.004),
@@ -252,8 +253,8 @@ fn what_was_found_is_compared_by_size_engine_and_version() {
             machine: "feedbeef00000000".to_owned(),
             ..elsewhere.with_detail("no answer; torch 2.2.2+rocm5.7 hip5.7")
         },
-    ]);
-    assert_eq!(written, Some(4));
+    ];
+    store.import(records, Vec::new()).unwrap();
     drop(store);
     let said = text(&compare(&[]).stdout);
     for expected in ["64×64 16→32 3×3", "*2.00 ms", "4.00 ms", "miopen/gemm", "hangs", "2.2.2+rocm5.7"] {

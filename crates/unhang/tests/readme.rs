@@ -1,11 +1,11 @@
-//! What the README and the pages for users show is what the program prints: each line of a block, in order; `…` stands
-//! for what was left out.
+//! The README and the user pages show what the program prints: each line of a block, in order; `…` stands for omitted
+//! output.
 
 use std::path::Path;
 
 use assert_cmd::Command;
 
-/// A command of a block, and the lines that follow it.
+/// A command of a block, and the lines after it.
 fn blocks(page: &str) -> Vec<(String, Vec<String>)> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     let mut is_inside = false;
@@ -31,7 +31,7 @@ fn described_machines_are_shown_as_they_are_printed() {
         pages.chain([root.join("README.md")]).map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()));
     let shown = pages.flat_map(|(path, page)| blocks(&page).into_iter().map(move |block| (path.clone(), block)));
     let mut checked = 0;
-    // Without a compiler, a wheel or a pipe: those need what may not be here.
+    // Except commands that need a compiler, a wheel or a pipe: those may be missing.
     for (path, (command, shown)) in
         shown.filter(|(_, (command, _))| command.contains("--root") && !command.contains('|'))
     {

@@ -34,7 +34,7 @@ fn repaired(file: &Path) -> Vec<u8> {
     std::fs::read(output).unwrap()
 }
 
-/// Arguments as they lie in memory: pointers, then numbers.
+/// Arguments as they are in memory: pointers, then numbers.
 fn arguments(pointers: &[u64], numbers: &[i32]) -> Vec<u8> {
     let mut bytes: Vec<u8> = pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
@@ -42,11 +42,11 @@ fn arguments(pointers: &[u64], numbers: &[i32]) -> Vec<u8> {
 }
 
 fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32, arguments: &[u8]) -> Result<(), Fault> {
-    let dispatch = Dispatch { kernel, workgroups, workgroup_size: [lanes, 1, 1], arguments, dynamic_local: 0 };
+    let dispatch = Dispatch::new(kernel, workgroups, [lanes, 1, 1], arguments);
     machine.run(&dispatch).map(|_| ())
 }
 
-/// What a kernel of the emulator's own fixtures leaves in memory.
+/// The contents of memory after a kernel of the emulator's own fixtures.
 fn results(object: &[u8], kernel: &str, mode: Mode) -> Result<Vec<u8>, Fault> {
     let mut machine = Machine::load(object, mode).unwrap();
     let numbers: Vec<f32> = (0..1200).map(|i| (i * 37 % 101) as f32 * 0.037 - 1.1).collect();
@@ -105,7 +105,7 @@ fn code_that_depends_on_its_place_computes_the_same_elsewhere() {
     };
     let before = run(&original, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}"));
     assert_eq!(run(&repaired, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}")), before);
-    // `calm` is not moved, so what it calls is: the whole call tree runs in repaired code.
+    // `calm` does not move, so what it calls moves: the whole call tree runs in repaired code.
     assert_eq!(run(&repaired, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}")), before);
     assert!(run(&original, Mode::Hazards(Chip::Gfx1010)).is_err());
 }
@@ -137,13 +137,13 @@ fn json_says_what_was_done_in_each_function_and_why_not() {
     );
     let functions = report["objects"][0]["functions"].as_array().unwrap();
     let get = |name: &str| functions.iter().find(|function| function["name"] == name).unwrap();
-    assert_eq!(get("everything")["treatment"], "laid out anew");
+    assert_eq!(get("everything")["treatment"], "given a new layout");
     assert_eq!(get("everything")["after"]["vcmpx-exec-war"], 0);
     assert_eq!(get("prefetch_only")["treatment"], "repaired in place");
     assert!(get("left_jump")["reason"].as_str().unwrap().contains("the jump at 0x14"));
     assert_eq!(report["totals"]["functions"], functions.len());
     let (_, stdout, _) = repair(&["--functions", "-o", output.to_str().unwrap()], &[&moves()]);
-    assert!(stdout.contains("everything: laid out anew") && stdout.contains("must be recompiled"), "{stdout}");
+    assert!(stdout.contains("everything: given a new layout") && stdout.contains("must be recompiled"), "{stdout}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn what_is_no_file_is_never_replaced_by_one() {
         assert_eq!(code, 2, "{output}");
         assert!(stderr.contains("is not a plain file"), "{stderr}");
     }
-    // Redirected output is a plain file by a name of the system's.
+    // Redirected output is a plain file under a system name.
     let (stdout, link) = (folder.path().join("stdout"), folder.path().join("link"));
     std::os::unix::fs::symlink("/dev/stdout", &link).unwrap();
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
@@ -232,7 +232,7 @@ fn extract_repairs_every_object_of_a_folder() {
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
 }
 
-/// hiprtc, whose code for gfx1030 is repaired for gfx1010 before it is loaded.
+/// hiprtc, with its code for gfx1030 repaired for gfx1010 before it is loaded.
 struct Repairing(unhang_gpu::compiler::Hiprtc);
 
 impl unhang_gpu::compiler::Compiler for Repairing {
@@ -303,7 +303,7 @@ fn what_is_taken_out_of_a_container_stays_in_its_folder() {
     let place = tempfile::tempdir().unwrap();
     let (input, folder) = (place.path().join("evil.bundle"), place.path().join("a/b/out"));
     std::fs::create_dir_all(place.path().join("a/b")).unwrap();
-    // A target that is a way out, with something in it that cannot be repaired.
+    // A target that escapes the folder, with something in it that cannot be repaired.
     let name = b"hipv4-amdgcn-amd-amdhsa--gfx1030/../../../escaped";
     let mut bytes = b"__CLANG_OFFLOAD_BUNDLE__".to_vec();
     bytes.extend(1u64.to_le_bytes());
@@ -342,7 +342,7 @@ fn folders_that_cannot_be_read_are_named() {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
     command.arg("repair").arg(place.path().join("in")).arg("--extract").arg(&out);
     if rustix::process::geteuid().is_root() {
-        // Nothing is closed to root.
+        // Root may open everything.
         command.uid(65534).gid(65534);
     }
     let output = command.output().unwrap();

@@ -48,7 +48,7 @@ impl Bench {
         let machine = self.json(&[])["fingerprint"].as_str().unwrap().to_owned();
         let store = Store::open(&self.folder.path().join("home"));
         let records = records.into_iter().map(|it| Record { machine: machine.clone(), ..it }).collect();
-        assert!(store.record_all(records).is_some());
+        store.import(records, Vec::new()).unwrap();
     }
 
     /// The seeds' grid with a pattern of hangs, a hostile detail, another data type and direction, and a rehearsal.
@@ -82,7 +82,7 @@ fn record(key: &str, engine: EngineName, verdict: Verdict) -> Record {
     Record::new(key.parse().unwrap(), engine, "", verdict, RecordSource::Probe)
 }
 
-/// The page's document after its script ran, or none where there is no browser.
+/// The page's document after its script has run, or `None` without a browser.
 fn browse(page: &Path, hash: &str) -> Option<String> {
     let browser = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(|name| {
         Command::new(name)
@@ -129,7 +129,7 @@ fn text_shows_the_map() {
     assert!(text.contains("44×44") && text.contains("hangs") && text.contains("320.0 µs"), "{text}");
     assert!(!text.contains("jit"), "neither rehearsals nor others' claims are drawn: {text}");
     assert!(!text.contains('\x1b'), "{text:?}");
-    let rehearsal = String::from_utf8(bench.run(&["--rehearsal"]).stdout).unwrap();
+    let rehearsal = String::from_utf8(bench.run(&["--rehearsed"]).stdout).unwrap();
     assert!(rehearsal.starts_with("REHEARSAL") && rehearsal.contains("jit"), "{rehearsal}");
     assert!(!rehearsal.contains("aten"), "{rehearsal}");
 }
@@ -210,19 +210,19 @@ fn a_browser_draws_the_maps() {
     let document = browse(&page, "#direction=forward&dtype=f16").unwrap();
     assert!(document.contains(": crashes\"") && !document.contains(": hangs\""));
 
-    // A cell opened: its evidence, with the hostile text as text, and the plan with its reason.
+    // An open cell: its evidence, with the hostile text as text, and the plan with its reason.
     let document = browse(&page, "#direction=forward&dtype=f32&cell=miopen.2.7.").unwrap();
     assert!(document.contains("<dialog") && document.contains("open=\"\""), "the cell is open");
     assert!(document.contains("&lt;/script&gt;&lt;script&gt;document.title"), "the detail is there as text");
     assert!(document.contains("plan: aten") && document.contains("torch's own kernels are safe"));
     assert!(document.contains("<title>unhang: hang map</title>") && !document.contains("<img"));
 
-    let rehearsal = browse(&bench.page(&["--rehearsal"]), "").unwrap();
+    let rehearsal = browse(&bench.page(&["--rehearsed"]), "").unwrap();
     assert!(rehearsal.contains("not a real one") && rehearsal.contains("data-engine=\"jit\""));
     assert!(!rehearsal.contains("data-engine=\"miopen\""));
 }
 
-/// Plays a person at the keyboard: a script behind the page presses keys and writes what came of it into the title.
+/// Simulates a person at the keyboard: a script appended to the page presses keys and writes the result into the title.
 #[test]
 fn the_keyboard_is_enough() {
     const PERSON: &str = r#"<script>
@@ -253,7 +253,7 @@ fn the_keyboard_is_enough() {
     fs::write(&page, with_person).unwrap();
     let Some(document) = browse(&page, "") else { return };
     let title = document.split("<title>").nth(1).unwrap().split("</title>").next().unwrap();
-    // The gaps in the row of 3→64, which has one size only, are stepped over.
+    // The gaps in the row of 3→64, which has only one size, are skipped.
     let expected = "stops 1; miopen.0.0. miopen.0.1. miopen.1.1. miopen.1.6. miopen.1.6. miopen.1.0. miopen.0.0.; \
                     opened true; back miopen.0.0.";
     assert_eq!(title, expected);
@@ -262,7 +262,7 @@ fn the_keyboard_is_enough() {
 #[test]
 fn ten_thousand_records_stay_under_a_megabyte() {
     let bench = Bench::new();
-    // As bad as it gets: no shape twice, every time and detail its own.
+    // The worst case: no shape twice, and every time and detail is different.
     bench.fill((0..10_000usize).map(|index| {
         let (channels, size, batch) = (1 + index % 512, 16 + index % 211, 1 + index / 512);
         let key = format!("forward:f32:nchw:{batch}x{channels}x{size}x{size}:{}x3x3:s1x1:p1x1:d1x1:g1", channels * 2);

@@ -1,5 +1,5 @@
-//! `unhang run` among strangers: what others on the machine put in its way, and places that cannot be used. What it does
-//! in Pythons, and hangs, are tests/test_run.py's.
+//! `unhang run` among strangers: obstacles from others on the machine, and places that cannot be used.
+//! tests/test_run.py tests what it does in Pythons, and hangs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -9,10 +9,10 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const SOMEBODY: u32 = 65534;
-/// For what is meant to end: nothing depends on how long it takes.
+/// For waits that should end; no result depends on how long they take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A separate home, and a temporary folder that is open to everybody as `/tmp` is.
+/// A separate home, and a temporary folder that is open to everybody, like `/tmp`.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// Runs it to its end; one that hangs fails the test.
+/// Runs it to its end. If it hangs, the test fails.
 fn ends(mut command: Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let until = Instant::now() + PATIENCE;
@@ -74,7 +74,7 @@ fn is_root() -> bool {
 fn what_python_imports_is_where_nobody_else_can_write() {
     let place = Place::new();
     let mut command = place.command(&["sh", "-c", "stat -c '%a %u' \"${PYTHONPATH%%:*}\"/* && echo $PYTHONPATH"]);
-    // The most careless of shells.
+    // The most careless shell.
     let line = "umask 0; exec \"$@\"";
     let mut careless = Command::new("sh");
     careless.args(["-c", line, "sh"]).arg(command.get_program()).args(command.get_args());
@@ -101,7 +101,7 @@ fn what_python_imports_is_where_nobody_else_can_write() {
 #[test]
 fn what_others_leave_in_a_shared_place_hangs_nobody() {
     let place = Place::new();
-    // As earlier versions named their folders; and as the present ones do.
+    // Folders as earlier versions named them, and as the present one does.
     for folder in ["shared/unhang-run-x", "shared/unhang-runs/run-x", "home/.cache/unhang/runs/run-x"] {
         let folder = place.path(folder);
         fs::create_dir_all(&folder).unwrap();
@@ -136,7 +136,7 @@ fn a_place_that_somebody_else_made_is_not_used() {
     assert!(used == "at \n" || used.starts_with("at /run/unhang/run-"), "no folder that others can change: {used}");
     assert!(output.status.success(), "the program runs all the same");
 
-    // Somebody else has none.
+    // Other users have none.
     fs::set_permissions(place.path("home"), Permissions::from_mode(0o777)).unwrap();
     let mut command = place.command(&["sh", "-c", "echo \"at $PYTHONPATH\""]);
     command.uid(SOMEBODY + 1).gid(SOMEBODY + 1).env("XDG_RUNTIME_DIR", place.path("theirs"));
@@ -212,7 +212,7 @@ fn what_cannot_be_run_is_answered_with_what_was_meant() {
 fn talk_that_nobody_can_hear_breaks_nothing() {
     let place = Place::new();
     let binary = assert_cmd::cargo::cargo_bin!("unhang").to_str().unwrap().to_owned();
-    // Something is said in each: there is no folder.
+    // Each of these prints a message, because there is no folder.
     for redirection in ["2>&-", "2>/dev/full", ">&- 2>&-"] {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("exec \"$0\" run -- sh -c 'exit 5' {redirection}"), &binary]);
@@ -221,7 +221,7 @@ fn talk_that_nobody_can_hear_breaks_nothing() {
         }
         command.env("TMPDIR", place.path("missing"));
         if rustix::process::geteuid().is_root() {
-            // Root always has a place, and nothing to say.
+            // Root always has a place, and prints nothing.
             command.uid(SOMEBODY).gid(SOMEBODY);
         }
         assert_eq!(ends(command).status.code(), Some(5), "{redirection}");
@@ -232,7 +232,8 @@ fn talk_that_nobody_can_hear_breaks_nothing() {
     }
 }
 
-/// A container's first process: nobody else reaps, signals have no default, and the code of a signal is 128 and more.
+/// A container's first process: nobody else reaps, signals have no default action, and a signal's exit code is above
+/// 128.
 #[test]
 fn the_first_process_of_a_container_reaps_and_ends_as_shells_do() {
     let can = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status();
@@ -248,7 +249,7 @@ fn the_first_process_of_a_container_reaps_and_ends_as_shells_do() {
         command.env("HOME", place.path("home")).env("TMPDIR", place.path("shared")).env_remove("XDG_RUNTIME_DIR");
         ends(command)
     };
-    // Orphans end while the program runs: none may be left as a zombie.
+    // Orphans end while the program runs: none may remain as a zombie.
     let orphans = "for i in 1 2 3; do sh -c 'sleep 0.1 & exit' ; done; sleep 1; \
                    grep -l '^State:.*Z' /proc/[0-9]*/status | wc -l";
     let output = inside(orphans);
@@ -261,7 +262,7 @@ fn the_first_process_of_a_container_reaps_and_ends_as_shells_do() {
 fn what_the_shield_could_not_repair_is_said_and_kept_for_the_doctor() {
     let place = Place::new();
     let record = place.path("home/.local/share/unhang/unrepaired.json");
-    // The shield's part is played by a shell; crates/unhang-shield/tests has the real one write the same files.
+    // A shell plays the shield's part; in crates/unhang-shield/tests the real one writes the same files.
     let play = |line: &str| {
         let output = ends(place.command(&["sh", "-c", line]));
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -283,7 +284,7 @@ fn what_the_shield_could_not_repair_is_said_and_kept_for_the_doctor() {
     assert!(!record.exists(), "in the last run with a shield everything was repaired");
 }
 
-/// What a developer may have set.
+/// The variables that a developer may have set.
 const WATCH_VARIABLES: [&str; 6] = [
     "UNHANG_WATCHDOG",
     "UNHANG_HANG_DEADLINE",
@@ -293,7 +294,7 @@ const WATCH_VARIABLES: [&str; 6] = [
     "WORLD_SIZE",
 ];
 
-/// `unhang run` with these options, and nothing set that concerns the watch but these.
+/// `unhang run` with these options, and only these of the watch's variables set.
 fn watched(place: &Place, options: &[&str], variables: &[(&str, &str)], line: &str) -> Output {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
     command.arg("run").args(options).args(["--", "sh", "-c", line]).stdin(Stdio::null());
@@ -317,7 +318,7 @@ fn queues_are_watched_after_the_other_watchdogs_and_not_where_nobody_watches() {
     assert_eq!(deadline(&[], &[("UNHANG_OUTSIDE_DEADLINE", "5")]), "[15]");
     assert_eq!(deadline(&["--no-watchdog"], &[]), "[]");
     assert_eq!(deadline(&[], &[("UNHANG_WATCHDOG", "0")]), "[]");
-    // As in a run within another one.
+    // As in a run inside another one.
     let outer = ("UNHANG_QUEUE_DEADLINE", "5m");
     assert_eq!(deadline(&[], &[outer]), "[300]");
     assert_eq!(deadline(&["--host-deadline", "2s"], &[outer]), "[300]");
@@ -345,7 +346,7 @@ fn whether_a_program_is_watched_is_read_in_one_way() {
     let place = Place::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures/rx5700xt-native");
     let root = root.to_str().unwrap();
-    // Nothing here loads it: the beginning of a library stands for it.
+    // Nothing here loads it, so the first bytes of a library are enough.
     let shield = place.path("home/shield.so");
     fs::write(&shield, b"\x7fELF\x02").unwrap();
     let run = |options: &[&str], variables: &[(&str, &str)]| {
@@ -379,7 +380,7 @@ fn fixture(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures").join(name).display().to_string()
 }
 
-/// What a run on a described machine would set, by variable.
+/// The variables that a run on a described machine would set.
 fn would_set(machine: &str, variables: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
     command.env_clear().env("HOME", "/home/user").envs(variables.iter().copied());
@@ -407,7 +408,7 @@ fn triton_gets_its_variable_and_caches_on_an_rdna1_card_only() {
     assert_eq!(would_set("rx6800", &[]), []);
 }
 
-/// JAX's and TensorFlow's wheels refuse gfx1010: without the spoof such a program loses the card.
+/// JAX's and TensorFlow's wheels reject gfx1010: without the spoof such a program loses the card.
 #[test]
 fn a_spoof_for_a_program_without_torch_is_not_said_to_be_wrong() {
     let set = would_set("container", &[("HSA_OVERRIDE_GFX_VERSION", "10.3.0")]);

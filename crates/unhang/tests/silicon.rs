@@ -1,4 +1,5 @@
-//! `docs/silicon.md` and `docs/with-a-card.md`: every row is whole, and every test and command that they name exists.
+//! `docs/silicon.md` and `docs/with-a-card.md`: every row is complete, and every test and command that they name
+//! exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const VERDICTS: [&str; 3] = ["agrees", "disagrees", "cannot tell"];
-/// The columns of the table; the last but one is the verdict.
+/// The columns of the table; the second last is the verdict.
 const COLUMNS: usize = 8;
 
 fn root() -> PathBuf {
@@ -24,7 +25,7 @@ fn rows(page: &str) -> Vec<Vec<String>> {
     lines.map(|line| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
-/// What stands between backticks.
+/// The texts between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -52,7 +53,7 @@ fn assert_step_exists(command: &str) {
     assert!(read("tools/test-rocm").contains(step), "tools/test-rocm has no step {step:?}");
 }
 
-/// What `--help` of a subcommand prints; `None` where there is no such subcommand.
+/// The output of a subcommand's `--help`; `None` if there is no such subcommand.
 fn help(subcommand: &[&str]) -> Option<String> {
     let mut command = assert_cmd::Command::cargo_bin("unhang").unwrap();
     let output = command.args(subcommand).arg("--help").output().unwrap();
@@ -143,7 +144,7 @@ fn the_ten_commands_for_owners_exist() {
     assert_eq!(count, 10);
 }
 
-/// `debian/tests/card` on the machine that a folder describes.
+/// `debian/tests/card` on a described machine.
 fn card_test(machine: &str) -> (Option<i32>, String) {
     let output = Command::new(root().join("debian/tests/card"))
         .arg("--list")
@@ -176,7 +177,7 @@ fn the_test_for_cards_is_skipped_without_one() {
     }
 }
 
-/// autopkgtest refuses a file with a field or a restriction that it does not know, and a name of a test beside `Tests`.
+/// autopkgtest rejects a file with an unknown field or restriction, and a test's name in addition to `Tests`.
 #[test]
 fn the_control_file_of_the_test_for_cards_is_one_that_autopkgtest_takes() {
     let control = read("debian/tests/control");

@@ -1,4 +1,4 @@
-//! The flags that every subcommand takes: how much is said, and in which colours.
+//! The flags of every subcommand: how much it prints, and in which colours.
 
 use assert_cmd::Command;
 

@@ -1,4 +1,5 @@
-//! Paths that were mistyped: every command says so with code 2, and none makes folders of them. And what every JSON has.
+//! Mistyped paths: every command reports them with code 2, and none creates folders from them. Also what every JSON
+//! has.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// The program in an empty folder, with a home of its own there.
+/// The program in an empty folder, with a separate home there.
 fn unhang(place: &Path, arguments: &[&str]) -> std::process::Output {
     let mut command = Command::cargo_bin("unhang").expect("the program is built");
     command.current_dir(place).env_clear().env("HOME", place.join("home")).env("PATH", "/usr/bin:/bin").args(arguments);
@@ -76,18 +77,52 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
     }
 }
 
-/// Nothing is read without an end, and nobody is waited for who may never write.
+/// `UNHANG_ROOT` names a machine as `--root` does.
+#[test]
+fn a_machine_that_the_variable_names_has_to_be_there() {
+    for arguments in [
+        &["doctor"][..],
+        &["explain", "routes"],
+        &["env", "print"],
+        &["miopen-cache", "list"],
+        &["plan", KEY],
+        &["report"],
+        &["bench", "--compare"],
+        &["run", "--", "true"],
+        &["demo", "--part", "machine"],
+    ] {
+        let place = place();
+        let mut command = Command::cargo_bin("unhang").unwrap();
+        command
+            .current_dir(place.path())
+            .env_clear()
+            .env("HOME", place.path().join("home"))
+            .env("UNHANG_ROOT", "nowhere");
+        let output = command.args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("nowhere is not a folder"), "{arguments:?}: {said}");
+        assert!(!place.path().join("nowhere").exists(), "{arguments:?}");
+    }
+}
+
+/// Everything is read with a limit, and nothing waits for a writer that may never come.
 #[test]
 fn inputs_without_an_end_are_refused() {
     let place = place();
-    let pipe = place.path().join("pipe");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    fs::create_dir(place.path().join("kernels")).unwrap();
+    for name in ["pipe", "kernels/kernels.json"] {
+        let pipe = place.path().join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    }
     for arguments in [
         &["audit", "pipe"][..],
         &["audit", "/dev/zero"],
         &["repair", "pipe", "--output", "copy"],
         &["repair", "/dev/zero", "--extract", "objects"],
         &["emulate", "/dev/zero"],
+        &["doctor", "--env-file", "/dev/zero", "--json"],
+        &["kernels", "list", "--shipped", "--folder", "kernels"],
         &["evidence", "import", "pipe"],
         &["evidence", "import", "/dev/zero"],
         &["probe", "--rehearse", "rx5600xt-rocm5.7", "--layers", "/dev/zero"],
@@ -105,7 +140,7 @@ fn inputs_without_an_end_are_refused() {
     }
 }
 
-/// An option that the other half of a command would ignore is refused, so that nobody reads a table of something else.
+/// An option that the other half of a command would ignore is rejected, so that nobody reads the wrong table.
 #[test]
 fn comparing_and_tuning_take_their_own_options_only() {
     let place = place();
@@ -123,7 +158,7 @@ fn comparing_and_tuning_take_their_own_options_only() {
     }
 }
 
-/// Paths, code and commands stay whole, since they are copied.
+/// Paths, code and commands stay whole, because people copy them.
 #[test]
 fn lists_and_explanations_keep_to_the_width_of_the_terminal() {
     let hazards = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-isa/tests/fixtures/hazards.co");
@@ -161,7 +196,7 @@ fn lists_and_explanations_keep_to_the_width_of_the_terminal() {
     }
 }
 
-/// A terminal of 60 columns, which `script` provides, shows whole words; a program that reads the message gets one line.
+/// A terminal of 60 columns, provided by `script`, shows whole words. A program that reads the message gets one line.
 #[test]
 fn errors_are_wrapped_on_a_terminal_and_nowhere_else() {
     let place = place();
@@ -216,7 +251,7 @@ fn every_json_has_a_schema() {
     }
 }
 
-/// `--rehearse` lets something play a card. What rehearsals found is asked for by another name.
+/// `--rehearse` lets something play a card. Another option requests what rehearsals found.
 #[test]
 fn to_rehearse_has_one_meaning() {
     let place = place();
@@ -227,6 +262,14 @@ fn to_rehearse_has_one_meaning() {
         let help = String::from_utf8(output.stdout).unwrap();
         assert_eq!(help.contains("--rehearse ") || help.contains("--rehearse\n"), is_shown, "{help}");
         assert_eq!(help.contains("--rehearsed"), ["plan", "report", "bench"].contains(&command), "{help}");
+        // No other name has either meaning, not even one that help does not show.
+        let others = if is_shown { &["--rehearsal", "--rehearsed"][..] } else { &["--rehearsal", "--rehearse"] };
+        // `unhang run` takes an option that it does not know for the program.
+        for name in others.iter().filter(|_| command != "run") {
+            let output = unhang(place.path(), &[command, name]);
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.contains(&format!("unexpected argument '{name}'")), "{command} {name}: {said}");
+        }
     }
 }
 

@@ -14,7 +14,7 @@ const PARTS: &str = "
     rules udev ld so unhang evidence kernels unrepaired json somebody folder host kfd amdgpu dri kern dmesg messages syslog journal txt
     db udb ukdb kdb ufdb doctor self test sh program programs x86 linux gnu libc miopenuserdb sitecustomize autoload cuda cpu gfx machine
     amd radeon rdna kernel opencl llvm versions direct install default conf pytorch rocblas library libs arch current state jax plugin
-    tensorflow triton metadata";
+    tensorflow triton metadata init";
 
 /// Words that may occur in the value of any variable.
 const WORDS: &str = "on off true false yes no none all auto default stderr stdout native";
@@ -78,7 +78,7 @@ impl Words {
         });
         let dot = if name.starts_with('.') { "." } else { "" };
         let endings =
-            [".service.d", ".service", ".conf", ".rules", ".fish", ".sh", ".txt", ".so", ".json", ".py", ".d"];
+            [".service.d", ".service", ".conf", ".rules", ".fish", ".sh", ".txt", ".so", ".json", ".py", ".pth", ".d"];
         let ending = endings.into_iter().find(|ending| name.ends_with(ending)).unwrap_or_default();
         format!("{dot}folder{}{ending}", number + 1)
     }

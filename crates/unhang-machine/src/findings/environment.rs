@@ -117,15 +117,15 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let card = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.gfx.as_deref() != Some(&told))?;
     let gfx = card.gfx.as_deref().unwrap_or("RDNA1");
     let native = is_native(seen, gfx);
-    let protect = "`unhang run -- python train.py`: convolutions avoid such code unless it passed a test in a child process, \
-                   and the shield repairs other code as it loads (emulated, not yet seen on a card)";
+    let protect = "`unhang run -- python train.py`: convolutions avoid such code until a child process has tested it, \
+                   and the shield repairs the rest as it loads (emulated, not yet seen on a card)";
     let is_reported_to_work = reported_to_work_spoofed(seen);
     let fix = if native {
         let remove = match &variable.place {
             Some(place) => format!("`{}`, then ", clean_command(seen.program, [place.path.as_ref()])),
             None => String::new(),
         };
-        format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch holds code for the true chip")
+        format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch has code for the true chip")
     } else if is_reported_to_work || (!seen.has_torch_for_amd() && !seen.software.frameworks.is_empty()) {
         format!("start programs with {protect}")
     } else {
@@ -417,7 +417,7 @@ fn build_time(set: &[Set]) -> Option<Finding> {
         id: "env-build-time",
         severity: Severity::Info,
         summary: format!("read only when torch is built: {}", listed(&chosen)),
-        why: "An installed torch holds the code that it was built with; this variable chooses what a build contains. \
+        why: "An installed torch has the code that it was built with; this variable chooses what a build contains. \
               (Source: PyTorch's setup.py and cmake/public/LoadHIP.cmake.)"
             .to_owned(),
         fix: Some(unset_command(&chosen)),

@@ -137,7 +137,7 @@ fn no_atomics(log: &[LogLine]) -> Option<Finding> {
         severity: Severity::Error,
         summary: "the driver leaves a card out of GPU computing: its slot has no PCIe atomics".to_owned(),
         why: format!(
-            "{}: \"{}\". ROCm's driver needs PCIe atomic operations between processor and card for these chips, and a slot \
+            "{}: \"{}\". ROCm's driver needs PCIe atomic operations between processor and card for these chips. A slot \
              behind an old chipset, a riser or a Thunderbolt box may not pass them on. (Source: kfd_device.c of the kernel's \
              amdgpu driver.)",
             last.path, last.text

@@ -149,7 +149,7 @@ fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
             chip.reported_gfx.as_deref().unwrap_or("gfx1030"),
         ),
         fix: Some(if is_native(seen, chip.gfx.as_deref().unwrap_or_default()) {
-            "`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch holds code for the true chip".to_owned()
+            "`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch has code for the true chip".to_owned()
         } else {
             format!(
                 "start programs with `unhang run -- python train.py`, which protects convolutions and ends a program that \
@@ -181,9 +181,9 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
     Some(Finding {
         id: "torch-lacks-architecture",
         severity: if is_run { Severity::Info } else { Severity::Error },
-        summary: format!("torch {} holds no code for {gfx} ({}){words}", torch.version, card.name),
+        summary: format!("torch {} has no code for {gfx} ({}){words}", torch.version, card.name),
         why: format!(
-            "Its libraries hold code for {}. A kernel for another chip ends with \"invalid device function\" or \"no kernel \
+            "Its libraries have code for {}. A kernel for another chip ends with \"invalid device function\" or \"no kernel \
              image is available\". (Source: the bundle headers in torch/lib, or the file names of rocBLAS's kernels.)",
             torch.architectures.join(", ")
         ),
@@ -249,8 +249,8 @@ fn triton(seen: &Seen, torch: &Torch) -> Option<Finding> {
         summary: format!("kernels of Triton {version} write nothing on {gfx} unless AMDGCN_USE_BUFFER_OPS=0 is set"),
         why: "Triton's buffer descriptors for gfx1010 put every access out of range: loads give zeros, stores are dropped, and \
               no error is reported. Kernels that were compiled without the variable stay in Triton's and inductor's caches. \
-              (Source: unslothai/unsloth issue 11614, seen on an RX 5700 XT; the descriptors of 3.6.0 to 3.8.0 were compiled \
-              here.)"
+              (Source: unslothai/unsloth issue 11614, seen on an RX 5700 XT; ROCm/TheRock issue 6467, on an RX 5600M; the \
+              descriptors of 3.6.0 to 3.8.0 were compiled here.)"
             .to_owned(),
         fix: Some(format!(
             "`{}` sets it and keeps these caches apart; by hand, `export AMDGCN_USE_BUFFER_OPS=0` and `rm -r ~/.triton/cache`",
@@ -289,8 +289,8 @@ fn glibc(seen: &Seen, torch: &Torch) -> Option<Finding> {
               running program: \"cannot enable executable stack\". (Source: glibc 2.41's release notes; users' reports.)"
             .to_owned(),
         fix: Some(
-            "use it in a container or on a system with glibc 2.40 or older (Debian 12, Ubuntu 22.04 or 24.04), or take a \
-             torch with native code for this chip"
+            "use it with glibc 2.40 or older, on such a system or in a container (Debian 12, Ubuntu 22.04 or 24.04); or take \
+             a torch with native code for this chip"
                 .to_owned(),
         ),
         confidence: Confidence::SeenOnACard,

@@ -1,9 +1,9 @@
 //! The journal: what an installation changes, on disk before the first change.
 //!
 //! It is in a folder of ours (`/etc/unhang`, `~/.config/unhang`) that may have to be made first, with the folders
-//! above it. So that an interruption there leaves nothing nameless behind, the chain of folders is built with the
-//! journal in it under a name that is ours (`.unhang-new`) and renamed into place in one step; and taken out the same
-//! way (`.unhang-old`).
+//! above it. An interruption there must leave nothing nameless behind. So the chain of folders is built with the
+//! journal in it under our own name (`.unhang-new`), and renamed into place in one step. It is taken out the same way
+//! (`.unhang-old`).
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
 //! A folder whose files are changed without ever following a symbolic link.
 //!
-//! Each path is walked component by component with `openat(O_NOFOLLOW)`, so a link that somebody puts in the way, at
-//! whatever moment, leads to an error and not out of the folder. New content is written next to its place, made durable,
-//! and renamed: a reader sees the old file or the new one, never half of one.
+//! Each path is walked component by component with `openat(O_NOFOLLOW)`. So a link that somebody puts in the way, at
+//! whatever moment, leads to an error and not out of the folder. New content is written next to its place, made
+//! durable, and renamed: a reader sees the old file or the new one, never half of one.
 
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};

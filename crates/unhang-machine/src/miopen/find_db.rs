@@ -40,8 +40,8 @@ pub struct Record {
 impl Record {
     /// Whether the record was written while algorithms were disabled.
     ///
-    /// An unrestricted find times the naive solver of its direction, which takes every convolution in NCHW or NHWC
-    /// and in fp32, fp16 or bf16, and writes all that it timed. A record of such a problem without it was written
+    /// An unrestricted find times the naive solver of its direction, and writes all that it timed. That solver takes
+    /// every convolution in NCHW or NHWC and in fp32, fp16 or bf16. A record of such a problem without it was written
     /// under a narrowed set. Not so if only Winograd was timed: MIOpen has its own short cut for that.
     pub fn narrowed(&self) -> bool {
         let mut parts = self.key.split('_').next().unwrap_or_default().rsplit('-');

@@ -1,9 +1,10 @@
 //! Removes bad records, with a backup next to the file.
 //!
-//! A text file is rewritten next to itself and renamed; rows of a SQLite file are deleted in one transaction; a
-//! SQLite file that is broken as a whole is moved aside (MIOpen makes a new one). The original bytes are always kept.
+//! A text file is rewritten next to itself and renamed. Rows of a SQLite file are deleted in one transaction. A SQLite
+//! file that is broken as a whole is moved aside (MIOpen makes a new one). The original bytes are always kept.
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -115,8 +116,17 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     let mut source = std::fs::File::open(from)?;
     let mut target = std::fs::OpenOptions::new().write(true).create_new(true).open(to)?;
     std::io::copy(&mut source, &mut target)?;
-    target.set_permissions(source.metadata()?.permissions())?;
+    make_like(&target, &source.metadata()?)?;
     target.sync_all()
+}
+
+/// Gives a new file the owner and the permissions of another one. Under `sudo` the file is a user's, whose MIOpen could
+/// not write root's.
+fn make_like(file: &std::fs::File, other: &std::fs::Metadata) -> std::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::fchown(file, Some(other.uid()), Some(other.gid()))?;
+    }
+    file.set_permissions(other.permissions())
 }
 
 fn remove_lines(path: &Path, lines: &[usize]) -> std::io::Result<()> {
@@ -131,7 +141,7 @@ fn remove_lines(path: &Path, lines: &[usize]) -> std::io::Result<()> {
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&fresh)?;
     let written = file
         .write_all(&kept)
-        .and_then(|()| file.set_permissions(std::fs::metadata(path)?.permissions()))
+        .and_then(|()| make_like(&file, &std::fs::metadata(path)?))
         .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::rename(&fresh, path));
     if written.is_err() {

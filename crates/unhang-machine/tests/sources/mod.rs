@@ -1,7 +1,9 @@
 //! What the files of a crate need of each other, read from their text: `use` declarations, paths in code, and methods that a
 //! type has in another file than its own. Tests are left out.
 //!
-//! A name counts for the file that defines it, whichever module hands it on; `mod` and `pub use` of a child are no need.
+//! A name counts for the file that defines it, whichever module hands it on with `pub use`. A name that a module imported for
+//! itself counts for that module: a child that takes it from there needs its parent. `mod` and `pub use` of a child are no
+//! need.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
@@ -85,6 +87,9 @@ impl Crate {
                     }
                     let import = self.files[&at].imports.iter().find(|import| import.name == *name);
                     if let Some(import) = import.filter(|_| depth < 8) {
+                        if at != *from && !import.is_public {
+                            return Some(Target::Item(at));
+                        }
                         let rest = [&import.path, &path[index + 1..]].concat();
                         return self.resolve(&at, &rest, depth + 1);
                     }

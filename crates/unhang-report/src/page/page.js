@@ -97,7 +97,7 @@ function drawControls() {
   form.hidden = false;
   const legend = document.getElementById("legend");
   const meanings = {
-    works: "works, the stronger the slower", hangs: "did not come back", crashes: "the process died", wrong: "wrong numbers",
+    works: "works (stronger colour: slower)", hangs: "did not return", crashes: "the process died", wrong: "wrong numbers",
     error: "an error", unsupported: "declined",
   };
   for (const verdict of [...data.verdicts].reverse()) legend.append(element("span", { class: verdict }, meanings[verdict]));

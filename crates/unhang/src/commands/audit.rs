@@ -20,7 +20,7 @@ use crate::output::{self, Colour, Style, printable};
 /// Find machine code that is unsafe on an RDNA1 card.
 ///
 /// Reads code objects (.co, .hsaco), shared libraries with fat binaries, offload bundles, MIOpen's kernel databases
-/// (.ukdb, .kdb), wheels and whole folders, and looks in every gfx10 function for the places where a compiler for the
+/// (.ukdb, .kdb), wheels and whole folders. In every gfx10 function it looks for the places where a compiler for the
 /// chip would have inserted a work-around.
 #[derive(Args)]
 #[command(after_help = "\
@@ -58,7 +58,7 @@ pub(crate) struct Audit {
     json: bool,
 }
 
-/// What was found in one file.
+/// The findings in one file.
 #[derive(Default, Serialize)]
 struct FileReport {
     path: String,
@@ -82,7 +82,7 @@ struct KernelReport {
     name: String,
     #[serde(serialize_with = "by_name")]
     hazards: Hazards,
-    /// Places that are unsafe only if a caller or a callee left something pending; not among the hazards.
+    /// Places that are unsafe only if a caller or a callee left something pending; not counted among the hazards.
     #[serde(skip_serializing_if = "is_zero")]
     across_calls: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,7 +256,7 @@ impl FileReport {
     }
 }
 
-/// The rules that were broken, and how often.
+/// The broken rules, and how often each was broken.
 fn in_words(hazards: &Hazards) -> String {
     let found = Rule::ALL.into_iter().filter(|&rule| hazards.get(rule) > 0);
     found.map(|rule| format!("{} {}", rule.name(), hazards.get(rule))).collect::<Vec<_>>().join(", ")
@@ -313,7 +313,7 @@ fn describe_site(finding: &Finding, program: &Program) -> SiteReport {
     }
 }
 
-/// An instruction, marked, with some of those before and behind it.
+/// An instruction, marked, with some of those before and after it.
 pub(super) fn code_around(program: &Program, at: usize, before: usize, behind: usize) -> Vec<String> {
     let last = (at + behind).min(program.instructions.len().saturating_sub(1));
     (at.saturating_sub(before)..=last)
@@ -348,7 +348,7 @@ impl Report {
         let bad = kernels().filter(|kernel| kernel.hazards.total() > 0).count();
         if objects == 0 {
             let what = command.target.map_or("gfx10 code".to_owned(), |target| format!("{target} code"));
-            // Of files that could not be read nothing is known.
+            // Nothing is known about files that could not be read.
             return match self.files.iter().all(|file| file.error.is_none()) {
                 true => writeln!(out, "There is no {what} in these files."),
                 false => Ok(()),

@@ -1,4 +1,4 @@
-//! `unhang bench`: engines measured against each other, and our kernels on the GPU that is here.
+//! `unhang bench`: compares engines, and measures our kernels on this machine's GPU.
 
 mod compare;
 mod device;

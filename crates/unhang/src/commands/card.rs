@@ -22,10 +22,10 @@ use super::text::{counted, print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
 use crate::output::tell;
 
-/// Where descriptions begin in a list of cards.
+/// The column at which descriptions begin in a list of cards.
 const NAME_COLUMN: usize = 13;
 
-/// The library that stands before the kernel driver.
+/// The library that intercepts calls to the kernel driver.
 const LIBRARY: &str = "libunhang_card.so";
 
 /// Run AMD's own software on an emulated card: no GPU, no root.
@@ -141,7 +141,8 @@ fn list(json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The library by a path that `LD_PRELOAD` can hold: its list ends at spaces and colons, and the loader has no way to quote.
+/// The library under a path that `LD_PRELOAD` accepts: spaces and colons separate its entries, and the loader has no
+/// quoting.
 fn preloadable(library: PathBuf, run: &Path) -> anyhow::Result<PathBuf> {
     let is_listable = |path: &Path| !path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
     if is_listable(&library) {
@@ -173,10 +174,10 @@ impl RunArguments {
         }
         folder.folder().write("counters", &[0; summary::COUNTERS_SIZE])?;
         folder.folder().write("journal", b"")?;
-        // Who reads from a pipe would take a trial for the end of it.
+        // A reader of a pipe would take a test write for its end.
         let can_be_tried = |log: &&PathBuf| std::fs::metadata(log).map_or(true, |it| it.is_file() || it.is_dir());
         if let Some(log) = self.log.as_ref().filter(can_be_tried) {
-            // Now, and not after an hour: whether it can be written.
+            // Checks now, not after an hour, whether the log can be written.
             let opened = std::fs::OpenOptions::new().append(true).create(true).open(log);
             opened.with_context(|| format!("cannot write the log {}", log.display()))?;
         }
@@ -245,15 +246,15 @@ impl RunArguments {
             preload.push(before);
         }
         command.env("LD_PRELOAD", preload);
-        // A machine that is described for a rehearsal is not the one that the program meets here.
+        // A machine described for a rehearsal is not the one that the program sees here.
         command
             .env_remove("UNHANG_ROOT")
             .env("UNHANG_CARD_ROOT", root)
             .env(CARD_VARIABLE, run)
             .env("UNHANG_CARD_HAZARDS", self.hazards.name())
             .env("UNHANG_CARD_RACES", if self.races { "1" } else { "0" });
-        // By default HIP 7 goes on after an error on a queue and never calls the functions behind it: whoever waits for one,
-        // as JAX does, waits for ever. Earlier versions end the program, and with this so does HIP 7.
+        // By default, HIP 7 continues after an error on a queue and never calls the callbacks after it: whoever waits
+        // for one, as JAX does, waits for ever. Earlier versions end the program, and with this variable so does HIP 7.
         if std::env::var_os("HIP_SKIP_ABORT_ON_GPU_ERROR").is_none() {
             command.env("HIP_SKIP_ABORT_ON_GPU_ERROR", "0");
         }

@@ -1,4 +1,4 @@
-//! `unhang completions`: what shells complete, and the manual pages, from the definition that also parses.
+//! `unhang completions`: shell completions and manual pages, from the definition that also parses.
 
 use std::fs;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ mod tests {
     use clap::error::ErrorKind;
     use clap::{Arg, Command, CommandFactory};
 
-    /// Every subcommand that does something, with its whole name.
+    /// Every subcommand without further subcommands, with its full name.
     fn leaves(command: &Command, name: &str) -> Vec<(String, Command)> {
         let inner: Vec<_> = command.get_subcommands().filter(|it| it.get_name() != "help").collect();
         if inner.is_empty() {
@@ -70,12 +70,12 @@ mod tests {
 
     #[test]
     fn one_thing_has_the_same_names_everywhere() {
-        /// The name in help and manual first, then what else it may be called.
+        /// The name in help and manual first, then its aliases.
         const NAMES: [&[&str]; 4] = [
             &["chip", "arch"],
-            // To play a card; and, with the names that it had before, to show what was played.
-            &["rehearse", "rehearsal"],
-            &["rehearsed", "rehearse", "rehearsal"],
+            // To play a card; and to show what was played.
+            &["rehearse"],
+            &["rehearsed"],
             &["dtype", "data-type"],
         ];
         let all = leaves(&crate::Arguments::command(), "unhang");
@@ -110,11 +110,12 @@ mod tests {
         (!words.iter().any(|word| word.contains('…'))).then_some(words)
     }
 
-    /// Every line of a page's blocks, and of a help's examples, that calls the program; with those that it goes on in.
+    /// Every line that calls the program, in a page's code blocks and in a help's examples, with its continuation
+    /// lines.
     fn calls(page: &str) -> Vec<String> {
         let joined = page.replace("\\\n", " ");
         let lines = joined.lines().map(|line| line.trim().trim_start_matches("$ "));
-        // What it says itself begins with its name and a colon.
+        // The program's own output begins with its name and a colon.
         let is_call = |line: &&str| {
             let mut words = line.split_whitespace();
             words.next() == Some("unhang") && words.next().is_some_and(|word| !word.ends_with(':'))

@@ -1,4 +1,4 @@
-//! Asking before something is changed that the person may not have meant.
+//! Asks before changing something that the person may not have meant.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -17,7 +17,7 @@ pub(super) struct Consent {
 }
 
 impl Consent {
-    /// Whether to go on. Without a terminal to ask on, that is an error which says so.
+    /// Whether to continue. Without a terminal to ask on, that is an error which says so.
     pub(super) fn ask(self, question: &str) -> anyhow::Result<bool> {
         if self.yes {
             return Ok(true);
@@ -36,8 +36,8 @@ impl Consent {
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
     }
 
-    /// Asks before a described machine is changed: such a folder is mostly somebody's report. This machine is what a
-    /// command without `--root` means.
+    /// Asks before changing a described machine, because such a folder is usually somebody's report. Without `--root`,
+    /// a command means this machine.
     pub(super) fn ask_for_folder(self, system: &System, what: &str) -> anyhow::Result<bool> {
         if !system.is_folder() {
             return Ok(true);

@@ -1,7 +1,7 @@
-//! `unhang demo`: a guided first run on whatever is here.
+//! `unhang demo`: a guided first run on whatever is available.
 //!
-//! Each section is a real thing on a real artefact, and says what kind of ground it stands on. A new capability adds a
-//! section: one entry in [`SECTIONS`] for what needs no torch, or in the Python package's `_demo` for what does.
+//! Each section does something real on a real artefact, and says what kind of evidence it gives. A new capability adds
+//! a section: one entry in [`SECTIONS`] if it needs no torch, or one in the Python package's `_demo` if it does.
 
 mod card;
 mod gpu;
@@ -23,6 +23,7 @@ use unhang_probe::PythonStart;
 
 use super::doctor;
 use super::lasting_folder::LastingFolder;
+use super::machine_arguments::MachineArguments;
 use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
@@ -59,15 +60,15 @@ enum DemoPart {
     Torch,
 }
 
-/// What a section's content rests on.
+/// The evidence behind a section.
 enum Ground {
-    /// It was measured on this machine just now.
+    /// Measured on this machine just now.
     Measured,
-    /// A machine is played: a folder describes it.
+    /// A folder describes the machine.
     Rehearsed,
-    /// Compiled here and now for the chip, and run by an emulator of it.
+    /// Compiled just now for the chip, and run by an emulator of it.
     Emulated,
-    /// A card is played by child processes.
+    /// Child processes play a card.
     Played,
     /// AMD's own software, unmodified, on an emulated card.
     Card,
@@ -95,7 +96,7 @@ const SECTIONS: &[Section] = &[
     Section { title: "Trying it there: children hang and are ended", ground: Ground::Played, show: probe::show },
 ];
 
-/// Those that run AMD's compiler or runtime.
+/// The sections that run AMD's compiler or runtime.
 const WITH_HIP: &[Section] = &[
     Section {
         title: "Why code for another chip hangs there, instruction by instruction",
@@ -130,7 +131,7 @@ impl Demo {
                     Ground::Emulated => "compiled here for the chip, run on an emulator of that chip",
                 };
                 let heading = style.paint(&format!("{}. {}", number + 1, section.title), Colour::Bold);
-                // The heading first: some sections take a moment, and some talk while they do.
+                // The heading comes first: some sections take a moment, and some print while they run.
                 print_text(&format!("\n{heading}\n   [{ground}]\n\n"))?;
                 print_text(&(section.show)(style)?)?;
             }
@@ -151,10 +152,11 @@ impl Demo {
 }
 
 fn this_machine(style: Style) -> anyhow::Result<String> {
-    Ok(doctor::report(&examine(&System::host(), &Options::default()), style, false))
+    let system = MachineArguments::default().system()?;
+    Ok(doctor::report(&examine(&system, &Options::default()), style, false))
 }
 
-/// The example machine, in a folder that is gone afterwards.
+/// Uses the example machine in a folder that is removed afterwards.
 fn with_example<T>(use_it: impl FnOnce(&System) -> T) -> anyhow::Result<T> {
     let folder = LastingFolder::for_work()?;
     example::write(folder.path()).context("cannot write the example machine")?;
@@ -170,7 +172,8 @@ fn reported_plans(style: Style) -> anyhow::Result<String> {
     let unproven = Availability::Unproven("its canary has not run on this machine".to_owned());
     let mut situation = Situation::affected_accelerator().with(EngineName::Jit, unproven);
     situation.spoofed = true;
-    let mut text = format!("A convolution of 16 to 32 channels, 3×3, on 64×64 pixels ({problem}):\n\n");
+    let what = format!("A convolution of 16 to 32 channels, 3×3, on 64×64 pixels ({problem}):");
+    let mut text = format!("{}\n\n", wrapped(&what, 0, 0));
     for strategy in ["auto", "implicit_gemm", "selective", "cpu_fallback", "tiled"] {
         let settings = Settings { strategy: strategy.parse()?, ..Settings::default() };
         let plan = plan(&problem, &settings, &situation, &Evidence::empty("example"));
@@ -180,7 +183,9 @@ fn reported_plans(style: Style) -> anyhow::Result<String> {
             text += &format!("{}\n", wrapped(&format!("warning: {warning}"), 26, 26));
         }
     }
-    text += "\n`unhang plan` shows the evidence for a plan; docs/how-it-decides.md explains it. Nobody here has such a card.\n";
+    let more =
+        "`unhang plan` shows the evidence for a plan; docs/how-it-decides.md explains it. Nobody here has such a card.";
+    text += &format!("\n{}\n", wrapped(more, 0, 0));
     Ok(text)
 }
 

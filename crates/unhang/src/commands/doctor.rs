@@ -1,4 +1,4 @@
-//! `unhang doctor`: what is here, what is wrong, what to do.
+//! `unhang doctor`: what this machine has, what is wrong, what to do.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
+use serde_json::json;
 use unhang_machine::chips::AMD;
 use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine, routes, steps};
 
@@ -18,12 +19,12 @@ use super::text::{print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
-/// Say what is here, what is wrong and what to do. Reads files only; needs neither root nor a GPU.
+/// Show what is wrong on this machine and what to do. Reads files only; needs neither root nor a GPU.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   unhang doctor
-  unhang doctor --explain                        # with reasons and remedies
+  unhang doctor --explain                        # with reasons and sources
   unhang doctor --python ~/venv/bin/python
   unhang doctor --fix                            # asks before each change
   unhang doctor --bundle machine.tar.gz          # for a bug report; no names
@@ -118,7 +119,7 @@ impl Doctor {
         Ok(exit_code(&examination))
     }
 
-    /// Tries each engine. The bundle is written after each: the next one may take the whole machine down.
+    /// Tries each engine. The bundle is written after each, because the next one may crash the whole machine.
     fn try_engines(
         &self,
         examination: &Examination,
@@ -130,7 +131,8 @@ impl Doctor {
             tell(&format!("trying {} in a child process", trial.name()));
             tried.push(self_test::run_trial(trial, &python, &examination.machine, &tried)?);
             if let Some((bundle, path)) = &mut bundle {
-                bundle.add_json("self-test.json", &self_test::to_json(&tried));
+                let file = json!({ "schema": 1, "self_test": self_test::to_json(&tried) });
+                bundle.add_json("self-test.json", &file);
                 write_bundle(bundle, path)?;
             }
         }
@@ -153,8 +155,8 @@ fn write_bundle(bundle: &Bundle, path: &Path) -> anyhow::Result<()> {
     write_whole(path, |file| bundle.write(file))
 }
 
-/// The report for people: the verdict, what to do, what is here, and what was found. Everything in it that came from
-/// outside is made printable.
+/// The report for people: the verdict, what to do, what this machine has, and the findings. Outside text in it is made
+/// printable.
 pub(crate) fn report(examination: &Examination, style: Style, explain: bool) -> String {
     let line = wrapped(&format!("Verdict: {}", verdict(examination)), 0, 2);
     let mut text = format!("{}\n", line.replacen("Verdict", &style.paint("Verdict", Colour::Bold), 1));
@@ -189,7 +191,7 @@ fn what_to_do(examination: &Examination, style: Style) -> String {
         let line = wrapped(&format!("{} {ground}", one_line(what)), first, rest);
         line.replacen(&ground, &style.paint(&ground, Colour::Dim), 1)
     };
-    // Commands are not wrapped: they are there to be copied.
+    // Commands are not wrapped, because people copy them.
     let copied = |command: &str, indent: usize| {
         format!("{}{}\n", " ".repeat(indent), style.paint(&one_line(command), Colour::Cyan))
     };
@@ -279,7 +281,7 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
     text
 }
 
-/// A line of what is here, wrapped to the right of its label.
+/// A line about this machine, wrapped to the right of its label.
 fn row(label: &str, words: &str) -> String {
     format!("  {label:<8}{}", wrapped(&one_line(words), 10, 10).trim_start())
 }
@@ -340,7 +342,7 @@ fn describe_finding(finding: &Finding, style: Style, explain: bool) -> String {
     text
 }
 
-/// The files that a finding speaks of, each with its lines.
+/// The files that a finding names, each with its lines.
 fn places(finding: &Finding) -> Vec<(&str, Vec<usize>)> {
     let mut grouped: Vec<(&str, Vec<usize>)> = Vec::new();
     for place in &finding.places {
@@ -373,7 +375,7 @@ fn verdict(examination: &Examination) -> String {
         }
         Verdict::Affected => "an RDNA1 card is here: start programs with `unhang run`",
         Verdict::Healthy if examination.machine.affected() => {
-            "an RDNA1 card, and all its code is native: no hardware hazards"
+            "an RDNA1 card with native code: `unhang run` guards against MIOpen"
         }
         Verdict::Healthy if examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD) => {
             "no RDNA1 card: the hardware hazards do not concern it"

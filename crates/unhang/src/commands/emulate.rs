@@ -1,4 +1,4 @@
-//! `unhang emulate`: one kernel of a code object on the emulator, with what one wants to see when it goes wrong.
+//! `unhang emulate`: runs one kernel of a code object on the emulator, and shows what helps when it goes wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use unhang_isa::Chip;
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, FOUND_ERRORS, printable, tell};
 
-/// No code object that is run here is larger.
+/// The largest code object that is accepted.
 const LARGEST_FILE: u64 = 1 << 30;
 
 /// Run one kernel of a code object on the emulator: results, trace, registers, counts.
@@ -109,7 +109,7 @@ fn offset(text: &str) -> Result<i64, String> {
     parsed.map_err(|_| format!("{text:?} is not an offset: expected one such as 0x1c0"))
 }
 
-/// A buffer that was made for an argument.
+/// A buffer created for an argument.
 struct Buffer {
     argument: String,
     address: u64,
@@ -117,7 +117,7 @@ struct Buffer {
     floats: bool,
 }
 
-/// The arguments as they lie in memory, with the buffers behind them.
+/// The arguments as they are in memory, with the buffers that they refer to.
 #[derive(Default)]
 struct Arguments {
     bytes: Vec<u8>,
@@ -258,7 +258,7 @@ impl Emulate {
         Ok(code)
     }
 
-    /// The offsets that were asked for and to which the wave did not come.
+    /// The requested offsets that the wave did not reach.
     fn missed(&self, seen: &Seen) -> Vec<i64> {
         let asked: BTreeSet<i64> = self.dump.iter().chain(&self.stop).copied().collect();
         asked.into_iter().filter(|offset| !seen.reached.contains(offset)).collect()
@@ -299,7 +299,7 @@ fn value(machine: &mut Machine, text: &str, buffers: &mut Vec<Buffer>) -> anyhow
     let kinds = "floats=N, zeros=N, file=PATH, i32=N, u32=N, i64=N, u64=N, f32=X or f64=X";
     let (kind, value) = text.split_once('=').with_context(|| format!("{text:?} is not one of {kinds}"))?;
     let wrong = || format!("{text}: {value:?} is not such a number");
-    /// More than that is a slip of the hand.
+    /// More than that is a typing mistake.
     const MOST: usize = 1 << 30;
     let contents = match kind {
         "i32" => return Ok(value.parse::<i32>().with_context(wrong)?.to_le_bytes().to_vec()),
@@ -324,7 +324,7 @@ fn value(machine: &mut Machine, text: &str, buffers: &mut Vec<Buffer>) -> anyhow
     Ok(address.to_le_bytes().to_vec())
 }
 
-/// How a buffer begins.
+/// The beginning of a buffer.
 fn beginning(machine: &Machine, buffer: &Buffer) -> Value {
     let mut bytes = vec![0; buffer.size.min(32)];
     if machine.memory.read(buffer.address, &mut bytes).is_err() {
@@ -345,21 +345,21 @@ fn counts_json(counts: &Counts) -> Value {
     })
 }
 
-/// What was seen.
+/// What the observer saw.
 #[derive(Default)]
 struct Seen {
     lines: Vec<String>,
     /// How often each instruction was executed, by name.
     executed: BTreeMap<String, u64>,
     stopped: bool,
-    /// The offsets that were asked for and to which the wave came, and those to which others of the first workgroup did.
+    /// The requested offsets that the wave reached, and those that other waves of the first workgroup reached.
     reached: BTreeSet<i64>,
     reached_elsewhere: BTreeSet<i64>,
     /// The waves of the first workgroup.
     waves: BTreeSet<u32>,
 }
 
-/// Sees each instruction, and notes what was asked for.
+/// Sees each instruction, and notes what was requested.
 struct Watch {
     trace: bool,
     counts: bool,
@@ -416,7 +416,7 @@ impl Observer for Watch {
     }
 }
 
-/// The registers of a wave, a line for each that is not zero.
+/// The registers of a wave, one line for each that is not zero.
 fn registers(moment: &Moment<'_>) -> Vec<String> {
     let (m0, scalars) = moment.scalars();
     let mut lines = vec![format!("before {:#x}: {}", moment.offset(), moment.text())];

@@ -1,4 +1,4 @@
-//! `unhang env`: print an environment profile, install it, take it out again.
+//! `unhang env`: prints an environment profile, installs it, and removes it again.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use unhang_machine::install::{self, InstallOutcome, Scope};
 use unhang_machine::profile::{NAMES, Profile, Shell};
-use unhang_machine::{Machine, System, examine};
+use unhang_machine::{Machine, System, examine, quoted};
 
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
@@ -103,7 +103,7 @@ struct Where {
 }
 
 impl Where {
-    /// Under `sudo` a home is never written: what root makes there its owner could not change.
+    /// Under `sudo`, a home is never written, because its owner could not change root's files there.
     fn scope(&self, system: &System) -> anyhow::Result<Scope> {
         let by_sudo = system.caller_of_sudo().filter(|_| !system.is_folder());
         match (self.system, self.user, by_sudo) {
@@ -158,7 +158,7 @@ struct Clean {
 
 /// Undo what `install` or `clean` did, and restore every byte as it was before.
 #[derive(Args)]
-#[command(after_help = "Example:\n  sudo unhang env uninstall --system")]
+#[command(after_help = "Example:\n  sudo \"$(which unhang)\" env uninstall --system")]
 struct Uninstall {
     #[command(flatten)]
     change: Change,
@@ -176,11 +176,11 @@ impl Env {
     }
 }
 
-/// The profile, and why it was chosen if it was not named.
+/// The profile, and the reason for it if it was not named.
 fn choose(name: ProfileName, system: &System) -> anyhow::Result<(Profile, Option<String>)> {
     let name = match name {
         ProfileName::Auto => {
-            // Under `sudo` the torch of the user who called it counts, not root's.
+            // Under `sudo`, the torch of the calling user counts, not root's.
             let caller = system.of_caller_of_sudo();
             let system = caller.as_ref().unwrap_or(system);
             let (profile, reason) = Profile::automatic(&examine(system, &options(system, Vec::new())));
@@ -237,7 +237,7 @@ impl Install {
         let (profile, reason) = choose(self.profile, &system)?;
         let scope = place.scope(&system)?;
         if !dry_run && !Machine::inspect(&system).affected() {
-            // First whether it could be done at all.
+            // Checks first whether it can be done at all.
             install::install(&system, scope, &profile, true).with_context(|| hint(scope))?;
             let question =
                 "No RDNA1 card was found here: the profile does nothing until there is one. Install it anyway?";
@@ -306,7 +306,7 @@ impl Uninstall {
     }
 }
 
-/// A script whose comments keep to the terminal's width. A command stays on its line, since it is copied.
+/// A script whose comments fit the terminal's width. A command stays on its line, because people copy it.
 fn with_wrapped_comments(script: &str) -> String {
     let mut text = String::new();
     for line in script.lines() {
@@ -328,15 +328,16 @@ fn with_wrapped_comments(script: &str) -> String {
 fn hint(scope: Scope) -> String {
     match scope {
         Scope::System => {
-            // sudo looks into no environment's folder.
-            let program = std::env::current_exe().map_or_else(|_| "unhang".to_owned(), |it| it.display().to_string());
+            // sudo does not search an environment's folder.
+            let program =
+                std::env::current_exe().map_or_else(|_| "unhang".to_owned(), |it| quoted(&it.display().to_string()));
             format!("could not change the system's login files; they belong to root: `sudo {program} env …`")
         }
         Scope::User => "could not change the login files in the home folder".to_owned(),
     }
 }
 
-/// What was done, for people.
+/// The outcome, for people.
 fn told(system: &System, head: &str, outcome: &InstallOutcome, dry_run: bool, nothing: &str) -> String {
     let style = Style::for_stream(&std::io::stdout());
     let mut text = String::new();

@@ -15,7 +15,7 @@ use unhang_evidence::exchange::{self, Exported, Imported, Private};
 use unhang_evidence::{Filter, Record, RecordSource, Store, time};
 use unhang_guard::input::open_plain;
 
-use super::knowledge::{open_store, say_notices};
+use super::knowledge::{open_existing_store, open_store, say_notices};
 use super::text::{counted, entry, print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
 use crate::output::tell;
@@ -25,7 +25,7 @@ use crate::output::tell;
 #[command(after_help = "\
 Examples:
   unhang evidence list --verdict hangs
-  unhang evidence export findings.jsonl        # holds no names and no paths
+  unhang evidence export findings.jsonl        # without names and paths
   unhang evidence import findings.jsonl
   unhang evidence forget --engine miopen
 
@@ -128,18 +128,18 @@ impl Which {
 impl EvidenceCommand {
     /// Runs the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let store = open_store();
         match self.action {
-            Action::List { which, json } => list(&store, &which.filter(), json)?,
-            Action::Tunings { json } => tunings::print(&store, json)?,
-            Action::Export { file, which, json } => export(&store, &which.filter(), &file, json)?,
-            Action::Import { file, json } => import(&store, &file, json)?,
+            Action::List { which, json } => list(&open_existing_store(), &which.filter(), json)?,
+            Action::Tunings { json } => tunings::print(&open_existing_store(), json)?,
+            Action::Export { file, which, json } => export(&open_existing_store(), &which.filter(), &file, json)?,
+            Action::Import { file, json } => import(&file, json)?,
             Action::Forget { which, all, json } => {
                 let filter = which.filter();
                 if filter == Filter::default() && !all {
-                    let hint = anyhow!("hint: name what to forget, such as --engine miopen, or say --all");
+                    let hint = anyhow!("hint: name what to forget, such as --engine miopen, or use --all");
                     return Err(hint.context("no evidence to forget was named"));
                 }
+                let store = open_store();
                 let count = store.forget(&filter).ok_or_else(|| not_done(&store, "nothing was forgotten"))?;
                 answer(json, &json!({ "forgotten": count }), &format!("forgot {}", counted(count, "record")))?;
             }
@@ -202,7 +202,7 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
     let mut right_kernels = 0;
     if *filter == Filter::default() {
         for it in &canaries {
-            // Our GPU kernels' first results: there are hundreds, and only a wrong one is worth a line.
+            // Our GPU kernels' first results: there are hundreds, and only a wrong one deserves a line.
             if it.name.starts_with(KERNEL) && it.verdict == Verdict::Works {
                 right_kernels += 1;
                 continue;
@@ -221,7 +221,7 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
     print_text(&format!("{out}{kernels}{}", tunings::summary(&tunings)))
 }
 
-/// What the canaries of single GPU kernels begin with; the Python package's `_jit` writes the same.
+/// The prefix of the canaries of single GPU kernels, as `unhang-session` writes it.
 const KERNEL: &str = "jit:kernel:";
 
 /// A record for other programs.
@@ -242,7 +242,7 @@ pub(super) fn record_to_json(record: &Record) -> Value {
 
 fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow::Result<()> {
     let records = store.records(filter);
-    // Tunings are our kernels', on a device and not on a machine, and all of them worked.
+    // Tunings belong to our kernels on a device, not to a machine, and all of them worked.
     let with_tunings = filter.engine.is_none_or(|engine| engine == EngineName::Jit)
         && filter.verdict.is_none_or(|verdict| verdict == Verdict::Works);
     let mut tunings = if with_tunings { store.tunings() } else { Vec::new() };
@@ -256,15 +256,15 @@ fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow:
     let Exported { written, tunings, left_out } = exported;
     let text = format!("wrote {} and {}, left out {left_out}", counted(written, "record"), counted(tunings, "tuning"));
     if file == Path::new("-") {
-        // The data has standard output for itself.
+        // Standard output is reserved for the data.
         tell(&text);
         return Ok(());
     }
     answer(as_json, &json!({ "written": written, "tunings": tunings, "left_out": left_out }), &text)
 }
 
-fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
-    let refused = || format!("nothing of {} was taken", file.display());
+fn import(file: &Path, as_json: bool) -> anyhow::Result<()> {
+    let refused = || format!("nothing was imported from {}", file.display());
     let Imported { records, tunings } = if file == Path::new("-") {
         exchange::read(io::stdin().lock()).with_context(refused)?
     } else {
@@ -272,9 +272,10 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
         exchange::read(opened).with_context(refused)?
     };
     let (count, fastest) = (records.len(), tunings.len());
-    store.import(records, tunings).ok_or_else(|| not_done(store, &refused()))?;
+    let store = open_store();
+    store.import(records, tunings).ok_or_else(|| not_done(&store, &refused()))?;
     let text = format!(
-        "took {}, as suspicion (what others saw proves no engine here), and {} for convolutions that were not measured here",
+        "imported {} as suspicion (what others saw proves no engine here), and {} for convolutions that were not measured here",
         counted(count, "record"),
         counted(fastest, "tuning")
     );

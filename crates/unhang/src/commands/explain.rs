@@ -1,4 +1,4 @@
-//! `unhang explain`: a finding by its id, or what a pasted error message means.
+//! `unhang explain`: explains a finding by its id, or a pasted error message.
 
 use std::fmt::Write as _;
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ Examples:
   unhang explain spoofed-architecture
   unhang explain routes                  # the ways to a torch for this card
   unhang explain 'RuntimeError: HIP error: invalid device function'
-  journalctl -k -b | unhang explain -
+  sudo journalctl -k -b | unhang explain -
 
 Exit codes:
   0  an explanation was found
@@ -55,12 +55,12 @@ impl Explain {
                     .context("the text to explain is empty")
             );
         }
-        // An id, or a line of the doctor's such as `error[kfd-no-access]: this user may not open /dev/kfd`.
+        // An id, or a line from the doctor such as `error[kfd-no-access]: this user may not open /dev/kfd`.
         let is_named = |known: &str| text.trim() == known || text.contains(&format!("[{known}]"));
         let near = near_ids(&text);
         let sections = match IDS.iter().chain(symptoms::TOPICS).find(|known| is_named(known)) {
             Some(known) => vec![*known],
-            // `torch-knwn-to-hang` is a mistyped id, not somebody's word for a hang.
+            // `torch-knwn-to-hang` is a mistyped id, not a description of a hang.
             None if text.contains('-') && !near.is_empty() => Vec::new(),
             None => symptoms::sections_for(&text),
         };
@@ -126,7 +126,7 @@ impl Explain {
     }
 }
 
-/// The ids and topics that a single word may have been meant for, most similar first.
+/// The ids and topics that a single word may mean, most similar first.
 fn near_ids(text: &str) -> Vec<&'static str> {
     const MOST: usize = 3;
     let word = text.trim().to_lowercase().replace('_', "-");
@@ -143,7 +143,7 @@ fn near_ids(text: &str) -> Vec<&'static str> {
     near.into_iter().take(MOST).map(|(_, id)| id).collect()
 }
 
-/// What to say of a text that is neither an id nor a message that is known.
+/// The answer for a text that is neither an id nor a known message.
 fn unknown(text: &str, near: &[&str]) -> String {
     if near.is_empty() {
         let known = "unhang does not know this message. `unhang doctor` examines the machine, `unhang explain` without a text \
@@ -155,13 +155,13 @@ fn unknown(text: &str, near: &[&str]) -> String {
     format!("{}\n{commands}", wrapped(&head, 0, 0))
 }
 
-/// The chip of the RDNA1 card that is here; the most common one where none is.
+/// The chip of this machine's RDNA1 card, or the most common one without such a card.
 fn true_chip(examination: &Examination) -> &str {
     let card = examination.machine.gpus.iter().find(|gpu| gpu.affected);
     card.and_then(|gpu| gpu.gfx.as_deref()).unwrap_or("gfx1010")
 }
 
-/// What the doctor sees here that bears on these sections; of torch only where one of them is about it.
+/// What the doctor sees here that concerns these sections; about torch only if one of them is about it.
 fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
     let line = unhang_guard::text::printable_line;
     let mut facts = Vec::new();
@@ -207,8 +207,8 @@ fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
     facts
 }
 
-/// What to type next: what the doctor's plan has for one of these findings, else what fits the first section. `unhang run`
-/// and `unhang probe` compute nothing in a Python without unhang, which is installed first.
+/// What to type next: the commands that the doctor's plan has for one of these findings, or else those for the first
+/// section. `unhang run` and `unhang probe` compute nothing in a Python without unhang, so it is installed first.
 fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Vec<String> {
     let found = |id: &str| {
         let matters = |finding: &&unhang_machine::Finding| finding.severity != Severity::Info;
@@ -227,9 +227,8 @@ fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Ve
         let starts_python = ["unhang run ", "unhang probe"].iter().any(|start| command.contains(start));
         let uses_torch = symptoms::is_about_torch(first) && starts_python;
         let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
-        let install = torch.filter(|torch| uses_torch && !torch.unhang);
-        let install = install.map(|torch| routes::install_unhang(&torch.path, &examination.wheel));
-        install.into_iter().chain([command]).collect()
+        let prepare = torch.filter(|_| uses_torch).and_then(|torch| routes::prepare(torch, &examination.wheel));
+        prepare.into_iter().chain([command]).collect()
     });
     let shown =
         |command: &String| unhang_guard::text::printable_line(command).replace("gfx1010", true_chip(examination));
@@ -240,7 +239,7 @@ fn read_input() -> anyhow::Result<String> {
     end_of(std::io::stdin())
 }
 
-/// The end of a log, where the last thing that happened is. Of one without an end, what was read until then.
+/// The end of a log, where the last event is; of an endless one, what was read so far.
 fn end_of(log: impl Read) -> anyhow::Result<String> {
     const KEPT: usize = 4 << 20;
     const MOST: u64 = 256 << 20;
@@ -259,7 +258,7 @@ fn end_of(log: impl Read) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
-/// The text of a section of the page, as it stands there.
+/// The text of a section of the page, unchanged.
 fn section(id: &str) -> Option<String> {
     let body = PAGE.split(&format!("\n### {id}\n")).nth(1)?;
     let end = body.find("\n## ").into_iter().chain(body.find("\n### ")).min().unwrap_or(body.len());
@@ -292,12 +291,12 @@ fn laid_out(markdown: &str) -> String {
     out
 }
 
-/// Whether a line is an item of a numbered list: `1. first`. A line of a paragraph may begin with a number too.
+/// Whether a line is an item of a numbered list: `1. first`. A line of a paragraph may also begin with a number.
 fn is_numbered(line: &str) -> bool {
     line.split_once(". ").is_some_and(|(number, _)| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
 }
 
-/// The recipes: what is indented deeply is a command, there to be copied, and stays on its line.
+/// The recipes. Deeply indented lines are commands to copy, and stay unwrapped.
 fn laid_out_routes(text: &str) -> String {
     let line = |line: &str| {
         let indent = line.len() - line.trim_start().len();

@@ -1,4 +1,4 @@
-//! What `unhang doctor --fix` does: the steps that are ours to carry out, each asked about first.
+//! `unhang doctor --fix`: carries out our own steps, and asks before each.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,10 +9,10 @@ use unhang_machine::{Examination, steps};
 use super::consent::Consent;
 use crate::output::tell;
 
-/// The commands of ours that change nothing that they cannot put back.
+/// Our commands that change nothing that they cannot restore.
 const OURS: [&str; 2] = ["env clean", "miopen-cache repair"];
 
-/// Carries out what is ours to carry out, and says what remains.
+/// Carries out our own steps, and says what remains.
 pub(super) fn fix(examination: &Examination, root: Option<&Path>, consent: Consent) -> anyhow::Result<()> {
     let steps = steps(examination);
     let commands: Vec<&str> = steps.iter().filter_map(|step| step.command.as_deref()).collect();
@@ -47,8 +47,28 @@ pub(super) fn fix(examination: &Examination, root: Option<&Path>, consent: Conse
     Ok(())
 }
 
-/// What is passed to this program, where a command is one of ours: `sudo /opt/venv/bin/unhang env clean --system`.
+/// The arguments for this program, if a command is one of ours: `sudo /opt/venv/bin/unhang env clean --system`, or
+/// `sudo '/opt/my venv/bin/unhang' env clean --system`.
 fn arguments(command: &str) -> Option<&str> {
-    let start = OURS.iter().find_map(|ours| command.find(&format!("unhang {ours}")))?;
-    command[start..].strip_prefix("unhang ")
+    let (program, arguments) = OURS.iter().find_map(|ours| Some(command.split_at(command.find(ours)?)))?;
+    program.trim_end_matches([' ', '\'']).ends_with("unhang").then_some(arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_steps_are_recognised_wherever_the_program_is() {
+        for (command, expected) in [
+            ("unhang env clean --user", Some("env clean --user")),
+            ("sudo /opt/venv/bin/unhang env clean --system", Some("env clean --system")),
+            ("sudo '/opt/my venv/bin/unhang' env clean --system", Some("env clean --system")),
+            ("unhang miopen-cache repair --narrowed", Some("miopen-cache repair --narrowed")),
+            ("unhang run -- python train.py", None),
+            ("other env clean", None),
+        ] {
+            assert_eq!(arguments(command), expected, "{command}");
+        }
+    }
 }

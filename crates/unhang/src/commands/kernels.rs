@@ -1,4 +1,4 @@
-//! `unhang kernels`: our kernels for a chip, compiled here and now, without the chip.
+//! `unhang kernels`: compiles our kernels for a chip here and now, without the chip.
 
 mod predict;
 mod shipped;
@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use unhang_conv::table::{self, Layer};
 use unhang_conv::{DataType, Problem};
 use unhang_gpu::cache::Cache;
 use unhang_gpu::candidates::{Candidate, candidates, half_candidates};
@@ -21,12 +20,10 @@ use unhang_probe::PythonStart;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{counted, entry, print_text, wrapped};
-use super::whole_file::read_table;
+use super::whole_file::read_layers;
 use crate::output::{self, FOUND_ERRORS, Progress};
 
-/// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
-const LAYERS: &str = include_str!("../../../unhang-suite/layers.tsv");
-/// What a card of 6 GB gives: a sixteenth of its memory.
+/// The limit on a card of 6 GB: a sixteenth of its memory.
 const WORKSPACE_LIMIT: u64 = 384 << 20;
 
 /// List unhang's GPU kernels for a chip, or compile them ahead of time. Needs hiprtc, but no GPU.
@@ -70,8 +67,8 @@ struct List {
     /// The folder of the package's kernels, if it is not next to the program.
     #[arg(long, value_name = "DIR", requires = "shipped")]
     folder: Option<PathBuf>,
-    /// Predict instead what the kernels would take on an RX 5600 XT and an RX 5700 XT, from the instructions that some of their
-    /// workgroups execute on the emulator: the longest layer of each family and direction, or every layer of --layers. Minutes.
+    /// Predict instead how long the kernels would take on an RX 5600 XT and an RX 5700 XT: the longest layer of each family and
+    /// direction, or every layer of --layers. Some of their workgroups run on the emulator. Takes minutes.
     #[arg(long, conflicts_with_all = ["shipped", "arch", "reported_as"])]
     predict: bool,
     /// How many kernels to predict for each layer, best first by the model that chooses kernels.
@@ -134,7 +131,7 @@ struct KernelReport {
     hazards: usize,
 }
 
-/// How a layer would be computed, and what the model expects of it on an RX 5600 XT. Not measured.
+/// How a layer would be computed, and the model's expectation for an RX 5600 XT. Not measured.
 #[derive(Serialize)]
 struct LayerReport {
     name: String,
@@ -160,7 +157,7 @@ impl Kernels {
 
 impl List {
     fn predict(&self) -> anyhow::Result<ExitCode> {
-        let (layers, device) = (self.selected.read_layers()?, DeviceModel::rx_5600_xt());
+        let (layers, device) = (read_layers(self.selected.layers.as_deref())?, DeviceModel::rx_5600_xt());
         let ways = |problem: &Problem| match self.packed_half {
             true => with_pairs(&problem.with_data_type(DataType::F16), &device),
             false => candidates(problem, &device, WORKSPACE_LIMIT),
@@ -176,8 +173,8 @@ impl List {
     }
 }
 
-/// All ways to compute a problem in half precision, those with products in pairs among them. Where the model prefers another, Winograd's
-/// for example, pairs bring nothing.
+/// All ways to compute a problem in half precision, including those with products in pairs. If the model prefers
+/// another way, such as Winograd's, pairs bring nothing.
 fn with_pairs(problem: &Problem, device: &DeviceModel) -> Vec<Candidate> {
     let mut ways = half_candidates(problem, device, WORKSPACE_LIMIT);
     ways.extend(candidates(problem, device, WORKSPACE_LIMIT));
@@ -186,7 +183,8 @@ fn with_pairs(problem: &Problem, device: &DeviceModel) -> Vec<Candidate> {
 }
 
 impl Warm {
-    /// Torch brings its own compiler, and what that makes is filed under its version: so it is done in torch's process.
+    /// Torch has its own compiler, and its output is filed under that compiler's version. So this runs in torch's
+    /// process.
     fn run_seen(self) -> anyhow::Result<ExitCode> {
         let python = self.python.as_deref().map_or_else(find_python, interpreter);
         let name = python.display().to_string();
@@ -208,17 +206,8 @@ impl Warm {
 }
 
 impl Selected {
-    fn read_layers(&self) -> anyhow::Result<Vec<Layer>> {
-        let text = match &self.layers {
-            Some(path) => read_table(path)?,
-            None => LAYERS.to_owned(),
-        };
-        let from = self.layers.as_ref().map_or("the built-in layer table".into(), |path| path.display().to_string());
-        table::parse(&text).with_context(|| format!("{from} is not a layer table"))
-    }
-
     fn select(&self) -> anyhow::Result<Vec<Selection>> {
-        Ok(catalogue::select(&self.read_layers()?, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT))
+        Ok(catalogue::select(&read_layers(self.layers.as_deref())?, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT))
     }
 
     fn compile(&self, cache: Option<&Cache>) -> anyhow::Result<(String, Vec<Selection>, Vec<CompiledKernel>)> {

@@ -1,4 +1,4 @@
-//! What is known here: the machine, the torch on it, and the evidence about them, for the commands that plan and report.
+//! What is known here: the machine, its torch, and the evidence about them, for the commands that plan and report.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use unhang_engine::EngineName;
 use unhang_evidence::{Evidence, Filter, Realm, Record, RecordSource, Store};
-use unhang_machine::{Machine, Software, Torch, is_shielded, packages_of};
+use unhang_machine::{Machine, Software, Torch, is_shielded, packages_of, quoted};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
 use super::machine_arguments::MachineArguments;
@@ -32,13 +32,13 @@ impl KnowledgeArguments {
         self.python.first().map(PathBuf::as_path)
     }
 
-    /// The folder or file that describes the machine, where it is not simply this one.
+    /// The folder or file that describes the machine, if it is not simply this one.
     pub(super) fn description(&self) -> Option<PathBuf> {
         self.machine.description()
     }
 }
 
-/// A machine with its torch and what is known of it.
+/// A machine with its torch and what is known about it.
 pub(super) struct Knowledge {
     /// The machine.
     pub machine: Machine,
@@ -46,28 +46,28 @@ pub(super) struct Knowledge {
     pub torch: Option<Torch>,
     /// The key of its evidence.
     pub fingerprint: String,
-    /// What is known, of the real world or of a rehearsal's.
+    /// What is known, about the real world or a rehearsal.
     pub evidence: Evidence,
-    /// Where that is kept.
+    /// The store of that evidence.
     pub store: Store,
     families: Option<MiopenFamilies>,
     shielded: bool,
-    /// The other torches that are installed, by the key that their evidence has on this machine.
+    /// The other installed torches, by the key of their evidence on this machine.
     other_torches: BTreeMap<String, Torch>,
 }
 
-/// What a command says that uses an emulated card's evidence.
+/// The message of a command that uses an emulated card's evidence.
 pub(super) const ON_EMULATED_CARD: &str =
     "what follows was seen on an emulated card; it counts only inside `unhang card run`, never for a real card";
 
-/// More keys than these are not worth a line each.
+/// Further keys do not get a line each.
 const MOST_ELSEWHERE: usize = 3;
 
-/// Verdicts that are kept under another key than the one that is asked about, and so do not count for it.
+/// Verdicts under another key than the requested one, which do not count for it.
 pub(super) struct KeptElsewhere {
     /// The key.
     pub fingerprint: String,
-    /// The torch that it stands for, where that is installed here.
+    /// Its torch, if that is installed here.
     pub torch: Option<Torch>,
     /// Records and canaries.
     pub verdicts: u64,
@@ -85,7 +85,7 @@ impl KeptElsewhere {
                     "{verdicts} kept under torch {} and not counted here: another torch may behave differently; --python {} \
                      asks about that one",
                     printable(&torch.version),
-                    printable(environment),
+                    printable(&quoted(environment)),
                 )
             }
             None => format!(
@@ -96,7 +96,7 @@ impl KeptElsewhere {
         }
     }
 
-    /// What is known as JSON, for other programs.
+    /// These facts as JSON, for other programs.
     pub(super) fn to_json(&self) -> Value {
         let torch = self.torch.as_ref().map(|torch| &torch.version);
         json!({ "fingerprint": self.fingerprint, "torch": torch, "verdicts": self.verdicts })
@@ -104,19 +104,23 @@ impl KeptElsewhere {
 }
 
 impl Knowledge {
-    /// Looks at the machine and opens the store. Torch is not asked: it would take seconds, and may hang.
+    /// Inspects the machine and opens the store in that way. Torch is not asked, because that would take seconds and may hang.
     ///
-    /// `rehearsal`: what the card did that was played last, instead of what was seen. What an emulated card does is a
-    /// rehearsal without being asked for.
-    pub(super) fn gather(arguments: &KnowledgeArguments, rehearsal: bool) -> anyhow::Result<Knowledge> {
+    /// `rehearsal` selects what the card that was played last did, instead of what was observed. What an emulated card
+    /// does is always a rehearsal.
+    pub(super) fn gather(
+        arguments: &KnowledgeArguments,
+        rehearsal: bool,
+        open: fn() -> Store,
+    ) -> anyhow::Result<Knowledge> {
         let system = arguments.machine.system()?;
         let pythons = named(&system, &arguments.python)?;
         let machine = Machine::inspect(&system);
         let software = Software::inspect(&system, &pythons);
         let families = MiopenFamilies::left_on(|variable| system.environment().get(variable) == Some("0"));
         let shielded = is_shielded(system.environment().get("HSA_TOOLS_LIB"));
-        let store = open_store();
-        // An interpreter that was named comes before the one that happens to be active.
+        let store = open();
+        // A named interpreter comes before the one that happens to be active.
         let named = pythons.iter().find_map(|python| {
             let packages = packages_of(&system, python);
             software.torch.iter().find(|torch| packages.iter().any(|folder| Path::new(&torch.path).starts_with(folder)))
@@ -134,7 +138,7 @@ impl Knowledge {
         Ok(Knowledge { machine, torch, fingerprint, evidence, store, families, shielded, other_torches })
     }
 
-    /// Goes by what is kept under another key, of the same world.
+    /// Switches to the evidence under another key, of the same world.
     pub(super) fn turn_to(&mut self, fingerprint: &str) -> anyhow::Result<()> {
         self.evidence = Evidence::load_realm(&self.store, fingerprint, self.evidence.realm());
         fingerprint.clone_into(&mut self.fingerprint);
@@ -147,13 +151,13 @@ impl Knowledge {
         Ok(())
     }
 
-    /// Whether it is about an emulated card, and no rehearsal was asked for.
+    /// Whether it is about an emulated card although no rehearsal was requested.
     pub(super) fn is_about_an_emulated_card(&self) -> bool {
         self.machine.emulated && self.evidence.machine() == self.fingerprint
     }
 
-    /// What was seen on this computer under another torch, kernel, card or spoof, most verdicts first. What others found
-    /// and what rehearsals played is not among it; on an emulated card it is what emulated ones did.
+    /// What was observed on this computer under another torch, kernel, card or spoof, most verdicts first. It excludes
+    /// others' findings and rehearsals; on an emulated card it is what emulated ones did.
     pub(super) fn kept_elsewhere(&self) -> Vec<KeptElsewhere> {
         let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
         let sources: &[RecordSource] = match Realm::of_machine(self.machine.emulated) {
@@ -213,8 +217,8 @@ impl Knowledge {
         facts.situation()
     }
 
-    /// How the canary of an engine ended on this machine. Which kernel families it has is not known without its GPU, so
-    /// their best verdict, which is kept under the engine's name, counts for all.
+    /// How the canary of an engine ended on this machine. Without its GPU, its kernel families are unknown. So their
+    /// best verdict, which is kept under the engine's name, counts for all.
     fn canary(&self, engine: EngineName) -> CanaryFact {
         let ended = self.store.canary(&self.fingerprint, engine.name()).map(|canary| (canary.verdict, canary.detail));
         CanaryFact { engine, part: String::new(), ended }
@@ -257,16 +261,16 @@ impl Knowledge {
     }
 }
 
-/// What tells the key of a played card from that of a machine.
+/// Tells the key of a played card from that of a machine.
 const PLAYED: &str = " rehearsal ";
 
-/// The key of what a rehearsed card did on this machine. It holds the table, so that rehearsals of different cards do not
-/// mix, and edited tables start afresh.
+/// The key of what a rehearsed card did on this machine. It contains the table, so that rehearsals of different cards
+/// do not mix, and edited tables start from scratch.
 pub(super) fn rehearsal_key(machine: &Machine, fingerprint: &str, name: &str, table: &str) -> String {
     format!("{fingerprint}{PLAYED}{name} {}", machine.fingerprint(Some(table)))
 }
 
-/// The key of the rehearsal that was last added to.
+/// The key of the most recent rehearsal.
 fn rehearsed(store: &Store, fingerprint: &str) -> String {
     let prefix = format!("{fingerprint}{PLAYED}");
     let all = store.records(&Filter { source: Some(RecordSource::Rehearsal), ..Filter::default() });
@@ -274,9 +278,17 @@ fn rehearsed(store: &Store, fingerprint: &str) -> String {
     last.map_or(fingerprint.to_owned(), |record| record.machine)
 }
 
-/// Opens the store and says what is wrong with it.
+/// Opens the store and prints what is wrong with it.
 pub(super) fn open_store() -> Store {
-    let store = Store::open_default();
+    noticed(Store::open_default())
+}
+
+/// Opens the store of a command that only reads, and prints what is wrong with it.
+pub(super) fn open_existing_store() -> Store {
+    noticed(Store::open_existing())
+}
+
+fn noticed(store: Store) -> Store {
     say_notices(&store);
     store
 }
@@ -289,7 +301,7 @@ pub(super) fn say_notices(store: &Store) {
     }
 }
 
-/// Torch as it enters the fingerprint; the Python package says the same of itself.
+/// Torch as it enters the fingerprint; the Python package describes itself in the same way.
 fn runtime(torch: &Torch) -> String {
     let vendor = match (&torch.hip, &torch.cuda) {
         (Some(hip), _) => format!("hip{hip}"),

@@ -1,10 +1,10 @@
-//! Folders for as long as a command runs, under names that nobody else can take afterwards.
+//! Folders that exist as long as a command runs, under names that nobody else can take afterwards.
 //!
-//! Programs are started with variables that name such a folder: Python runs what is in it, the loader loads from it. A program may
-//! outlive the command that started it. So the folder is where nobody else can write, in the user's own runtime or cache folder, never
-//! directly in a shared `/tmp`, and it stays while anything lives that was started with it. A command that was killed leaves its
-//! folder; a later one takes it away. A lock says which folders
-//! are in use: it ends with the process that holds it.
+//! Programs are started with variables that name such a folder: Python runs what is in it, and the loader loads from
+//! it. A program may outlive the command that started it. So the folder is where nobody else can write: in the user's
+//! own runtime or cache folder, never directly in a shared `/tmp`. It stays as long as anything lives that was started
+//! with it. A killed command leaves its folder behind, and a later one removes it. A lock marks folders in use; it ends
+//! with the process that holds it.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ const LOCK: &str = "lock";
 pub(super) const RUN_VARIABLE: &str = "UNHANG_RUN_FOLDER";
 /// Names the folder of `unhang card run`.
 pub(super) const CARD_VARIABLE: &str = "UNHANG_CARD_RUN";
-/// A folder of another machine or container, whose processes cannot be seen here, counts as abandoned after this.
+/// A folder of another machine or container, whose processes are invisible here, counts as abandoned after this time.
 const PATIENCE_WITH_STRANGERS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What a folder is for.
@@ -29,7 +29,7 @@ pub(super) enum Purpose {
     Run,
     /// `unhang card run`.
     Card,
-    /// Work of a command and of children that end with it.
+    /// The work of a command and of children that end with it.
     Work,
 }
 
@@ -44,7 +44,7 @@ impl Purpose {
         }
     }
 
-    /// By which programs know the folder, and we know programs that were started with it.
+    /// The variable that names the folder to programs, and by which we recognise programs that were started with it.
     fn variable(self) -> Option<&'static str> {
         match self {
             Purpose::Run => Some(RUN_VARIABLE),
@@ -57,13 +57,13 @@ impl Purpose {
         Purpose::ALL.into_iter().find(|purpose| name.starts_with(purpose.prefix()))
     }
 
-    /// No variable keeps the name of a folder for work, so that one may lie in `/tmp` where there is no other place.
+    /// No variable keeps the name of a work folder, so it may be in `/tmp` if there is no other place.
     fn last_resort(self) -> Option<PathBuf> {
         let user = rustix::process::geteuid().as_raw();
         self.variable().is_none().then(|| std::env::temp_dir().join(format!("unhang-{user}")))
     }
 
-    /// Whether a process lives that was started with the folder.
+    /// Whether a process that was started with the folder is alive.
     fn is_in_use(self, folder: &Path) -> bool {
         let Some(variable) = self.variable() else { return false };
         let value = folder.as_os_str().as_bytes();
@@ -71,7 +71,7 @@ impl Purpose {
     }
 }
 
-/// A folder that is there while the command is.
+/// A folder that exists as long as the command.
 pub(super) struct LastingFolder {
     folder: Option<PrivateFolder>,
     purpose: Purpose,
@@ -79,13 +79,13 @@ pub(super) struct LastingFolder {
 }
 
 impl LastingFolder {
-    /// Makes it in the first place that is this user's alone, after taking away what earlier commands could not; or says why
-    /// there is none.
+    /// Creates it in the first place that belongs to this user alone, after removing what earlier commands left behind;
+    /// or says why it cannot.
     pub(super) fn create(purpose: Purpose) -> Result<LastingFolder, String> {
         LastingFolder::create_filled(purpose, |_| Ok(()))
     }
 
-    /// Makes it in the first place where it can be filled, too: one may be full.
+    /// Creates it in the first place where it can also be filled: a place may be full.
     pub(super) fn create_filled(
         purpose: Purpose,
         fill: impl Fn(&PrivateFolder) -> Result<(), NotPrivate>,
@@ -110,7 +110,7 @@ impl LastingFolder {
         LastingFolder::create(Purpose::Work).map_err(|reason| no_place(&reason))
     }
 
-    /// Makes it in this place.
+    /// Creates it in this place.
     pub(super) fn create_in(place: &Path, purpose: Purpose) -> Result<LastingFolder, NotPrivate> {
         let place = match purpose.variable() {
             Some(_) => PrivateFolder::open_lasting(place)?,
@@ -128,7 +128,7 @@ impl LastingFolder {
         match make() {
             Ok(lock) => Ok(LastingFolder { folder: Some(folder), purpose, _lock: lock }),
             Err(error) => {
-                // A disk that is full takes no file, and would keep the folder.
+                // A full disk accepts no file, and the folder would stay.
                 let _ = folder.remove_all();
                 Err(error)
             }
@@ -140,13 +140,13 @@ impl LastingFolder {
         self.folder.as_ref().expect("there until it is dropped")
     }
 
-    /// Where it is.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         self.folder().path()
     }
 }
 
-/// There is no place for a folder, and what to do about it.
+/// The error that there is no place for a folder, and what to do about it.
 pub(super) fn no_place(reason: &str) -> anyhow::Error {
     anyhow::anyhow!("hint: set XDG_CACHE_HOME to a folder of yours that nobody else can write")
         .context(format!("no place for a folder that is yours alone: {reason}"))
@@ -162,12 +162,12 @@ impl Drop for LastingFolder {
     }
 }
 
-/// Nobody else can have put a link into it: what is removed is what is there.
+/// Nobody else can have put a link into it, so this removes only its own contents.
 fn remove(folder: &PrivateFolder) {
     let _ = std::fs::remove_dir_all(folder.path());
 }
 
-/// Where the folder may lie, best first.
+/// The possible places for the folder, best first.
 fn places(get: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let absolute = |name| get(name).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
@@ -179,17 +179,17 @@ fn places(get: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     places.into_iter().flatten().collect()
 }
 
-/// Where root's may lie in addition: under `sudo` the variables are often another user's.
+/// An additional place for root: under `sudo` the variables are often another user's.
 fn place_of_root() -> Option<PathBuf> {
     rustix::process::geteuid().is_root().then(|| PathBuf::from("/run/unhang"))
 }
 
-/// This boot and this namespace of processes: what is seen alive here says something about folders of here only.
+/// This boot and this process namespace. Processes that are visible here say something only about folders from here.
 fn this_machine() -> String {
     format!("{} {}", process::boot(), process::namespace())
 }
 
-/// Takes away folders of commands that are over.
+/// Removes the folders of commands that are over.
 fn remove_abandoned(place: &PrivateFolder) {
     for name in place.names().unwrap_or_default() {
         let Some(purpose) = Purpose::of(&name.to_string_lossy()) else { continue };
@@ -200,7 +200,8 @@ fn remove_abandoned(place: &PrivateFolder) {
     }
 }
 
-/// Takes the lock of a folder that was just made. Another command that looks for abandoned folders may hold it for a moment.
+/// Takes the lock of a folder that was just created. Another command that looks for abandoned folders may hold it for a
+/// moment.
 fn take(lock: &File) -> io::Result<()> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let until = Instant::now() + PATIENCE;
@@ -214,7 +215,7 @@ fn take(lock: &File) -> io::Result<()> {
 
 fn is_abandoned(folder: &PrivateFolder, purpose: Purpose) -> bool {
     let Ok(lock) = folder.open_file(LOCK) else {
-        // Killed between two steps of making it, unless that was just now.
+        // Its command was killed between two steps of creating it, unless that was just now.
         return age(folder.path()).is_some_and(|age| age > Duration::from_secs(60));
     };
     if lock.try_lock().is_err() {

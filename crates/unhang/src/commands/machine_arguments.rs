@@ -1,4 +1,4 @@
-//! The two arguments by which a command can be pointed at a machine that is a folder.
+//! The two arguments that point a command at a machine described by a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use unhang_guard::input::read_named;
 use unhang_machine::{Environment, LARGE, System};
 
 /// Which machine to look at.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(super) struct MachineArguments {
     /// Look at the machine that this folder describes (DIR/sys, DIR/etc, DIR/opt, …) instead of this one;
     /// `UNHANG_ROOT=DIR` does the same.
@@ -20,7 +20,7 @@ pub(super) struct MachineArguments {
 }
 
 impl MachineArguments {
-    /// The folder or file that describes what is meant, where that is not simply this machine as it is.
+    /// The folder or file that describes the machine, if it is not simply this one.
     pub(super) fn description(&self) -> Option<PathBuf> {
         self.described_root().or_else(|| self.env_file.clone())
     }

@@ -94,7 +94,7 @@ impl MiopenCache {
     }
 }
 
-/// Where was looked, for the head of every output.
+/// The searched place, for the head of every output.
 fn place(system: &System) -> String {
     if system.is_folder() {
         format!("the machine described by the folder {}", printable(&system.root().display().to_string()))
@@ -135,10 +135,10 @@ fn as_json(checked: &[Checked], records: bool) -> serde_json::Value {
     json!({ "schema": 1, "databases": files })
 }
 
-/// Where the names of solvers begin, behind their times.
+/// The column at which the names of solvers begin, after their times.
 const SOLVER_COLUMN: usize = 19;
 
-/// One line a database, and below it what was asked for.
+/// One line per database, with the requested details below it.
 fn table(system: &System, checked: &[Checked], records: bool) -> String {
     let style = Style::for_stream(&std::io::stdout());
     if checked.is_empty() {

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-// One line here and one in each of the two lists below: that is all it takes to add a subcommand.
+// To add a subcommand, add one line here and one in each of the two lists below.
 
 /// What the program can be asked to do, in the order of its help: what owners need first.
 #[derive(Subcommand)]
@@ -58,7 +58,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs the subcommand that was asked for. `definition` is the whole program's.
+    /// Runs the requested subcommand. `definition` is the whole program's.
     pub(crate) fn run(self, definition: fn() -> clap::Command) -> anyhow::Result<ExitCode> {
         match self {
             Command::Audit(command) => command.run(),

@@ -1,4 +1,4 @@
-//! `unhang plan`: what would be done with a convolution, and why.
+//! `unhang plan`: which engine would compute a convolution, and why.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use unhang_evidence::{Realm, RecordSource, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
 
 use super::evidence::tunings;
-use super::knowledge::{KeptElsewhere, Knowledge, KnowledgeArguments, ON_EMULATED_CARD};
+use super::knowledge::{KeptElsewhere, Knowledge, KnowledgeArguments, ON_EMULATED_CARD, open_existing_store};
 use super::shapes;
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
@@ -36,13 +36,13 @@ pub(crate) struct PlanCommand {
     /// CHANNELSxHEIGHTxWIDTH. Torch's shapes work too, also a weight's.
     #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
     convolution: Vec<String>,
-    /// Pixels from one application of the filter to the next, as N or HxW [default: 1].
+    /// Stride, as N or HxW [default: 1].
     #[arg(long, value_name = "N")]
     stride: Option<String>,
     /// Zeros on each side, as N or HxW, or torch's same and valid [default: 0].
     #[arg(long, value_name = "N")]
     padding: Option<String>,
-    /// Pixels from one tap of the filter to the next [default: 1].
+    /// Dilation, as N or HxW [default: 1].
     #[arg(long, value_name = "N")]
     dilation: Option<String>,
     /// Groups of channels [default: 1].
@@ -82,7 +82,7 @@ pub(crate) struct PlanCommand {
     #[arg(long, value_name = "DEVICE", value_parser = ["gpu", "cpu"])]
     device: Option<String>,
     /// Plan from what rehearsals found instead of what was seen.
-    #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]
+    #[arg(long = "rehearsed")]
     rehearsal: bool,
     /// Print JSON.
     #[arg(long)]
@@ -91,7 +91,8 @@ pub(crate) struct PlanCommand {
     knowledge: KnowledgeArguments,
 }
 
-/// A 3-d convolution, the first of the 2-d ones that it is folded into, and how many those are. Their plans differ in sizes alone.
+/// A 3-d convolution, the first of the 2-d ones that it is folded into, and their number. Their plans differ only in
+/// sizes.
 struct Folded {
     volume: Volume,
     first: Problem,
@@ -114,7 +115,7 @@ impl PlanCommand {
             tile_engine: self.tile_engine,
             ..Settings::default()
         };
-        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal, open_existing_store)?;
         let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
         let on_cpu = match self.device.as_deref() {
             Some(device) => device == "cpu",
@@ -158,7 +159,7 @@ impl PlanCommand {
         Ok(Some(Folded { volume, first, parts: fold.parts.len() }))
     }
 
-    /// Whether there are options that a key says itself.
+    /// Whether there are options that a key already contains.
     fn has_options(&self) -> bool {
         let options = [
             self.stride.is_some(),
@@ -212,13 +213,13 @@ impl PlanCommand {
     }
 }
 
-/// Output channels and the filter's size: `32x3x3`, or the four numbers of torch's weight, whose channels have to fit.
+/// Output channels and the filter's size: `32x3x3`, or the four numbers of torch's weight, whose channels must match.
 fn filter(text: &str, in_channels: i64, groups: i64, transposed: bool) -> anyhow::Result<(i64, [i64; 2])> {
     let Some(&[first, second, height, width]) = shapes::numbers(text).as_deref() else {
         let [out_channels, height, width] = shapes::exactly("the filter", text, "32x3x3")?;
         return Ok((out_channels, [height, width]));
     };
-    // Torch has the output's channels first, and in a transposed convolution the input's.
+    // Torch puts the output's channels first; for a transposed convolution, the input's.
     let (out_channels, taken) =
         if transposed { (second.saturating_mul(groups), first) } else { (first, second.saturating_mul(groups)) };
     if taken != in_channels {
@@ -231,7 +232,7 @@ fn pair(what: &str, text: Option<&str>, default: i64) -> anyhow::Result<[i64; 2]
     text.map_or(Ok([default; 2]), |text| shapes::pair(what, text))
 }
 
-/// Zeros on each side; torch's words too. `same` is a number only where the filter can be in the middle.
+/// Zeros on each side; accepts torch's words too. `same` is a number only if the filter can be centred.
 fn padding(text: Option<&str>, kernel: [i64; 2], dilation: [i64; 2], stride: [i64; 2]) -> anyhow::Result<[i64; 2]> {
     match text {
         Some("valid") => Ok([0; 2]),

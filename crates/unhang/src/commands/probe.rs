@@ -21,7 +21,7 @@ use unhang_evidence::{Evidence, RecordSource, Store};
 use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, GRACE, Launch, Prober, culprits};
 
-use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
+use super::knowledge::{Knowledge, KnowledgeArguments, open_store, rehearsal_key, say_notices};
 use super::lasting_folder::LastingFolder;
 use super::python::{find_python, interpreter};
 use super::text::{deadline, duration};
@@ -30,7 +30,7 @@ use crate::output::tell;
 use children::{ChildTask, Python, VARIANTS};
 use show::{Found, INTERRUPTED, Progress};
 
-/// How many convolutions go through all engines before the next ones do: children are kept busy, and with little time
+/// How many convolutions go through all engines before the next ones do. This keeps children busy, and with little time
 /// the most used convolutions are known on all engines.
 const CHUNK: usize = 32;
 
@@ -41,10 +41,10 @@ const HARDWARE_DEADLINES: Deadlines = Deadlines {
     run: Duration::from_secs(10),
     grace: GRACE,
 };
-/// How long a GPU is given to recover after a child was killed.
+/// How long a GPU gets to recover after a child was killed.
 const RESET: Duration = Duration::from_secs(15);
 
-/// Find out which convolutions are safe here: each is tried on each engine in a child process with deadlines.
+/// Find out which convolutions are safe here. Tries each on each engine, in a child process with deadlines.
 ///
 /// If a convolution hangs or crashes, only the child is lost. `unhang.enable()` and `unhang plan` use the verdicts.
 /// Run the same command again to continue where it stopped.
@@ -70,7 +70,7 @@ pub(crate) struct Probe {
     #[command(flatten)]
     what: what::What,
     /// Play a card that behaves as a table says: rx5600xt-rocm5.2, rx5600xt-rocm5.7 or a file. Needs no GPU and no torch.
-    #[arg(long, visible_alias = "rehearsal", value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE")]
     rehearse: Option<String>,
     /// Try only these engines (cpu, aten, jit, miopen); otherwise all that are available.
     #[arg(long, alias = "engine", value_name = "NAME,…", value_delimiter = ',')]
@@ -124,7 +124,7 @@ pub(crate) struct Probe {
 struct Ground<'a> {
     machine: String,
     source: RecordSource,
-    /// What every verdict says it is about.
+    /// The note in every verdict about its subject.
     note: String,
     store: &'a Store,
     deadlines: Deadlines,
@@ -153,10 +153,10 @@ impl Probe {
             return Err(anyhow::anyhow!("hint: play a card with --rehearse, or leave out --root and --env-file")
                 .context(format!("{} describes a machine: nothing can be tried on it", described.display())));
         }
-        // A mistyped name is said before anything is started.
+        // A mistyped name is reported before anything starts.
         let layers = self.what.layers()?;
-        let knowledge = Knowledge::gather(&self.knowledge, self.rehearse.is_some())?;
-        // Only a played card has one.
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearse.is_some(), open_store)?;
+        // Only a played card has state.
         let state = self.rehearse.as_ref().map(|_| LastingFolder::for_work()).transpose()?;
         let nowhere = Store::none();
         let python = self.knowledge.python().map_or_else(find_python, interpreter);
@@ -220,7 +220,7 @@ impl Probe {
         Ok(ExitCode::from(code))
     }
 
-    /// The child's part, in a child.
+    /// Runs the child's part, if this is a child.
     fn as_child(&self) -> Option<anyhow::Result<ExitCode>> {
         if let Some(folder) = &self.rehearsal_child {
             return Some(children::play(folder, &CpuEngine::with_threads(1)));
@@ -233,7 +233,7 @@ impl Probe {
         self.jit_child.map(|part| kernels::child(part, &cpu()))
     }
 
-    /// What was asked for takes the place of what would be.
+    /// Requested values replace the defaults.
     fn apply(&self, ground: &mut Ground<'_>) {
         let deadlines = &mut ground.deadlines;
         deadlines.start = self.deadline_start.unwrap_or(deadlines.start);
@@ -253,7 +253,7 @@ impl Probe {
             None => read_table(name.as_ref())
                 .context(format!("hint: a file, or one of {}", unhang_probe::rehearsal::NAMES.join(", ")))?,
         };
-        // Only whether it can be read: what it says is for the children.
+        // Checks only that it can be read; the children use its contents.
         Table::parse(&text)?;
         let launch = children::rehearsal(&text, state)?;
         let variants = self.variants(&["as-is"])?;
@@ -282,7 +282,7 @@ impl Probe {
         })
     }
 
-    /// What is here: torch, or MIOpen or our kernels alone where that was asked for and torch cannot reach the GPU.
+    /// What is available: torch; or MIOpen or our kernels alone, if that was requested and torch cannot reach the GPU.
     fn hardware<'a>(
         &self,
         knowledge: &'a Knowledge,
@@ -305,7 +305,7 @@ impl Probe {
         }
     }
 
-    /// Our own kernels on the runtime that is installed, with no torch above them.
+    /// Our own kernels on the installed runtime, without torch.
     fn kernels_alone<'a>(&self, knowledge: &'a Knowledge) -> anyhow::Result<Ground<'a>> {
         let gpu = kernels::ProbedGpu::describe(self.deadline_start.unwrap_or(HARDWARE_DEADLINES.start))?;
         let launch = kernels::ProbedGpu::launch()?;
@@ -324,7 +324,7 @@ impl Probe {
         })
     }
 
-    /// MIOpen by its C interface, with no torch above it.
+    /// MIOpen by its C interface, without torch.
     fn miopen_alone<'a>(&self, knowledge: &'a Knowledge) -> anyhow::Result<Ground<'a>> {
         if !self.engines.is_empty() && !self.engines.contains(&EngineName::Miopen) {
             bail!("without a working torch only miopen can be tried here");
@@ -367,7 +367,8 @@ impl Probe {
             remarks.push(format!("torch {} is not built for ROCm: miopen cannot be tried", python.torch));
         }
         if !self.engines.is_empty() {
-            // What is not here is not tried: that an engine declines for want of a GPU says nothing of a convolution.
+            // An engine that is missing here is not tried: a refusal for want of a GPU says nothing about a
+            // convolution.
             engines.retain(|engine| self.engines.contains(engine));
         }
         if engines.is_empty() {
@@ -414,7 +415,7 @@ impl Probe {
     }
 }
 
-/// Which engine under which variant; only MIOpen has any.
+/// The engines with their variants; only MIOpen has any.
 fn specifications(engines: &[EngineName], variants: &[String]) -> Vec<(EngineName, String)> {
     let mut all = Vec::new();
     for &engine in engines {
@@ -446,7 +447,7 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Every problem on every engine that was asked for, some problems at a time.
+/// Every problem on every requested engine, some problems at a time.
 fn attempts(problems: &[unhang_conv::Problem], specifications: &[(EngineName, String)]) -> Vec<Attempt> {
     let chunks = problems.chunks(CHUNK).flat_map(|chunk| specifications.iter().map(move |it| (chunk, it)));
     let attempts = chunks.flat_map(|(chunk, (engine, variant))| {

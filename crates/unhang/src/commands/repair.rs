@@ -81,7 +81,7 @@ struct ObjectReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<String>,
     functions: Vec<FunctionReport>,
-    /// Why the object as a whole was left as it is.
+    /// Why the object as a whole was left unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -195,8 +195,8 @@ impl Repair {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Repairs a code object and notes what was done. Code for other families is left out, and so is code for RDNA1 itself where
-    /// nothing was found, in functions or across calls.
+    /// Repairs a code object and records what was done. Skips code for other families, and code for RDNA1 itself in
+    /// which nothing was found, in functions or across calls.
     fn repair(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
         let is_native = CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1);
         let options = Options { chip: self.chip, keep_size: self.keep_size || found.size != Size::Any };
@@ -253,7 +253,7 @@ impl Repair {
         }
         writeln!(
             out,
-            "{}, {}: {} laid out anew with {}, {} repaired in place.",
+            "{}, {}: {} given a new layout with {}, {} repaired in place.",
             counted(report.objects.len(), "code object"),
             counted(totals.functions, "function"),
             totals.laid_out_anew,
@@ -296,7 +296,7 @@ impl Repair {
     }
 }
 
-/// How often each text comes.
+/// How often each text occurs.
 fn grouped<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<&'t str, usize> {
     let mut counts = BTreeMap::new();
     for text in texts {
@@ -368,7 +368,7 @@ impl Report {
     }
 }
 
-/// The last part of a path, archives' members included, as part of another file's name.
+/// The last part of a path, including archives' members, as part of another file's name.
 fn file_name(path: &str) -> String {
     unhang_guard::text::file_name(path.rsplit(['/', '!']).next().unwrap_or(path))
 }

@@ -8,7 +8,7 @@ use unhang_evidence::RecordSource;
 use unhang_plan::{Settings, Strategy, plan};
 use unhang_report::{Layer, Report};
 
-use super::knowledge::{Knowledge, KnowledgeArguments, ON_EMULATED_CARD};
+use super::knowledge::{Knowledge, KnowledgeArguments, ON_EMULATED_CARD, open_existing_store};
 use super::text::{print_safe_json, print_text, width};
 use super::whole_file::write_whole;
 use crate::output::tell;
@@ -32,7 +32,7 @@ pub(crate) struct ReportCommand {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Report what rehearsals found instead of what was seen.
-    #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]
+    #[arg(long = "rehearsed")]
     rehearsal: bool,
     /// Report what is kept under this fingerprint, as `unhang probe` and `unhang evidence list` name them.
     #[arg(long, value_name = "FINGERPRINT")]
@@ -47,7 +47,7 @@ pub(crate) struct ReportCommand {
 impl ReportCommand {
     /// Runs the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let mut knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        let mut knowledge = Knowledge::gather(&self.knowledge, self.rehearsal, open_existing_store)?;
         if let Some(fingerprint) = &self.machine {
             knowledge.turn_to(fingerprint)?;
         }

@@ -1,4 +1,4 @@
-//! `unhang run`: a program with the right environment, unhang in every Python that it starts, and a watchdog.
+//! `unhang run`: runs a program with the right environment, unhang in every Python that it starts, and a watchdog.
 
 mod boundary;
 pub(super) mod child;
@@ -18,9 +18,9 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use unhang_guard::PrivateFolder;
-use unhang_machine::examine;
 use unhang_machine::profile::Profile;
 use unhang_machine::unrepaired::{self, Unrepaired};
+use unhang_machine::{examine, quoted};
 use unhang_plan::Strategy;
 use unhang_watchdog::HangReport;
 use unhang_watchdog::report::{HANG_IN_CALL, HANG_OUTSIDE};
@@ -33,15 +33,15 @@ use super::python::options;
 use super::text::{counted, deadline, duration, print_safe_json, print_text, wrapped};
 use crate::output::{inform, printable, say, tell_more};
 
-/// As shells have it: the command is there and cannot be run; it is not there.
+/// As in shells: the command exists but cannot be run; it does not exist.
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// A GPU that was hung takes that long to be reset: nine seconds until its queues are given up, and the reset itself.
+/// The time to reset a hung GPU: nine seconds until its queues are given up, and the reset itself.
 const RESET: Duration = Duration::from_secs(15);
 
-/// How long the shield lets a program's queues stand.
+/// How long the shield lets a program's queues make no progress.
 const QUEUE_DEADLINE: &str = "UNHANG_QUEUE_DEADLINE";
-/// The watchdogs that know convolutions go first: they can say more.
+/// The watchdogs that know convolutions go first, because they can say more.
 const AFTER_OTHER_WATCHDOGS: Duration = Duration::from_secs(10);
 
 /// Run a program with the right environment, unhang in every Python, and a hang watchdog.
@@ -54,7 +54,7 @@ Examples:
   unhang run --everywhere -- python train.py      # on a card that is not RDNA1
   unhang run --dry-run -- python train.py
 
-Nothing is installed, and no file is left behind. Variables that you set win; --dry-run shows what would be set.
+Nothing is installed; only evidence and caches stay. Variables that you set win; --dry-run shows what would be set.
 
 Exit codes:
   the program's own; if it dies of a signal, `unhang run` dies of it too
@@ -98,7 +98,7 @@ pub(crate) struct Run {
     #[arg(long)]
     no_watchdog: bool,
     /// Let CPU tensors play the card that --root describes; every output says that it is a rehearsal.
-    #[arg(long, visible_alias = "rehearsal")]
+    #[arg(long)]
     rehearse: bool,
     /// Show what would be set, and do not run the program.
     #[arg(long)]
@@ -184,7 +184,7 @@ impl Run {
         unreachable!("attempts are counted")
     }
 
-    /// One line of what was computed and repaired; what could not be repaired is kept for the doctor.
+    /// Prints one line about what was computed and repaired. What could not be repaired is kept for the doctor.
     fn sum_up(&self, folder: Option<&RunFolder>) {
         let Some(folder) = folder else { return };
         let repairs = folder.take_repairs();
@@ -200,7 +200,7 @@ impl Run {
         }
     }
 
-    /// The record of the last run with a shield: written where something stays unsafe, removed where nothing does.
+    /// The record of the last run with a shield: written if something remains unsafe, otherwise removed.
     fn keep_for_the_doctor(&self, repairs: Repairs) -> Result<(), String> {
         let home = unhang_evidence::home().ok_or("neither UNHANG_HOME nor HOME is set")?;
         if repairs.left.is_empty() && !home.join(unrepaired::FILE).exists() {
@@ -221,7 +221,7 @@ impl Run {
         home.write(unrepaired::FILE, &text).map_err(|error| error.to_string())
     }
 
-    /// Whether programs are watched, and how long is too long.
+    /// Sets whether programs are watched, and the deadlines.
     fn set_watchdog(&self, command: &mut Command, say: impl Fn(&str)) {
         command.env("UNHANG_WATCHDOG", if self.is_watched() { "1" } else { "0" });
         for (name, value) in self.deadlines_asked_for() {
@@ -230,18 +230,18 @@ impl Run {
         if self.is_watched() {
             command.env(QUEUE_DEADLINE, self.queue_deadline(say).as_secs_f64().to_string());
         } else {
-            // A run around this one may have set it.
+            // An outer run may have set it.
             command.env_remove(QUEUE_DEADLINE);
         }
     }
 
-    /// An empty variable is one that is off, as in Python.
+    /// An empty variable means off, as in Python.
     fn is_watched(&self) -> bool {
         let is_on = |value: &OsString| !value.is_empty() && value != "0";
         !self.no_watchdog && std::env::var_os("UNHANG_WATCHDOG").as_ref().is_none_or(is_on)
     }
 
-    /// How long queues may stand: as flags say, else the variable, which may be that of a run around this one.
+    /// How long queues may make no progress: from flags, or else from the variable, which may be an outer run's.
     fn queue_deadline(&self, say: impl Fn(&str)) -> Duration {
         let default = self.deadlines(&say).outside_deadline + AFTER_OTHER_WATCHDOGS;
         let is_asked_for = self.hang_deadline.or(self.outside_deadline).is_some();
@@ -253,7 +253,7 @@ impl Run {
         })
     }
 
-    /// The deadlines that flags name, as variables.
+    /// The deadlines from flags, as variables.
     fn deadlines_asked_for(&self) -> Vec<(&'static str, String)> {
         let named = [
             ("UNHANG_HANG_DEADLINE", self.hang_deadline),
@@ -271,7 +271,7 @@ impl Run {
         unhang_session::deadlines(|name| of_flag(name).or_else(|| std::env::var(name).ok()), |nonsense| say(&nonsense))
     }
 
-    /// The strategy that was asked for.
+    /// The requested strategy.
     fn strategy(&self) -> Option<Strategy> {
         self.strategy.or(self.everywhere.then_some(Strategy::Jit))
     }
@@ -308,7 +308,7 @@ impl Run {
         if is_affected && (is_spoofed || (self.is_watched() && !self.rehearse)) {
             decisions.extend(shield::decide(is_spoofed, |name| std::env::var(name).ok()));
         }
-        // MIOpen is AMD's: on other machines nothing is preloaded.
+        // MIOpen is AMD's, so nothing is preloaded on other machines.
         let is_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == unhang_machine::chips::AMD);
         if !self.rehearse && (is_affected || (is_amd && self.strategy().is_some())) {
             decisions.extend(boundary::decide(|name| std::env::var(name).ok()));
@@ -342,7 +342,7 @@ impl Run {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Without a place of its own a run still has its variables, the shield, and unhang where it is installed.
+    /// Without its own folder, a run still has its variables, the shield, and unhang if it is installed.
     fn say_without_folder(&self, reason: &str) {
         let rest = match shield::installed_autoload() {
             Some(_) => "Pythons use the installed unhang, and only their exit codes report hangs",
@@ -420,12 +420,13 @@ struct Protection {
     is_affected: bool,
     /// The RDNA1 card.
     card: Option<String>,
-    /// The chip for which it passes.
+    /// The chip that the runtime takes it for.
     told: Option<String>,
 }
 
 impl Protection {
-    /// One line for the owner of a card; elsewhere the program's streams are its own.
+    /// One line for the owner of a card. On other machines nothing is printed, because the program's streams are its
+    /// own.
     fn in_words(&self, run: &Run, decisions: &[Decision]) -> Option<String> {
         let card = self.card.as_deref()?;
         let mut parts = vec![match &self.told {
@@ -436,7 +437,7 @@ impl Protection {
             let is_on = decisions.iter().any(|it| it.name == "HSA_TOOLS_LIB" && it.holds_a_value());
             parts.push(if is_on { "shield on" } else { "no shield" }.to_owned());
         }
-        // What is wrong with a variable is said once, where it is set.
+        // An invalid variable is reported once, where it is set.
         let deadline = run.deadlines(|_| {}).deadline.as_secs_f64();
         parts.push(if run.is_watched() { format!("watchdog {deadline} s") } else { "no watchdog".to_owned() });
         if run.rehearse {
@@ -446,7 +447,7 @@ impl Protection {
     }
 }
 
-/// Says why a program cannot be run and what to do, and returns the code that shells have for it.
+/// Says why a program cannot be run and what to do, and returns the exit code that shells use for it.
 pub(super) fn cannot_start(command: &str, program: &OsString, error: &std::io::Error) -> u8 {
     let is_missing = error.kind() == ErrorKind::NotFound;
     let name = program.to_string_lossy();
@@ -465,7 +466,7 @@ fn how_to_start(command: &str, path: &Path, error: ErrorKind) -> Option<String> 
     if !path.is_file() {
         return None;
     }
-    let name = path.to_string_lossy();
+    let name = quoted(&path.to_string_lossy());
     let is_python = path.extension().is_some_and(|ending| ending == "py");
     let is_executable = std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o111 != 0);
     Some(match (is_python, is_executable, name.contains('/')) {
@@ -484,7 +485,7 @@ fn names_interpreter(script: &Path) -> bool {
     std::fs::File::open(script).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"#!"
 }
 
-/// Ends as the program did; one that died of a signal takes this process with it.
+/// Ends as the program did. If it died of a signal, this process dies of it too.
 pub(super) fn end_likewise(ended: Ended, folder: Option<RunFolder>) -> ExitCode {
     drop(folder);
     match ended {

@@ -1,8 +1,8 @@
-//! The doctor's self-test: each engine computes a few small convolutions in a child with a deadline, and so do torch's
-//! matrix products and its half precision, which other parts of a model rest on.
+//! The doctor's self-test: each engine computes a few small convolutions in a child with a deadline. So do torch's
+//! matrix products and its half precision, which other parts of a model need.
 //!
-//! What a child says and what its end means is `unhang_probe::canary`'s. The order is from harmless to dangerous, so that
-//! a card that hangs spoils as little as possible.
+//! `unhang_probe::canary` defines what a child prints and what its end means. The order is from harmless to dangerous,
+//! so that a card that hangs spoils as little as possible.
 
 use std::cell::OnceCell;
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ use super::knowledge::open_store;
 use super::text::{print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
-/// Makes the CPU engine's child behave as a bad engine does: "hang", "crash", "wrong" or "garbage". For tests.
+/// Makes the CPU engine's child behave like a bad engine: "hang", "crash", "wrong" or "garbage". For tests.
 const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
 
 /// Something that is tried in a separate child.
@@ -41,7 +41,7 @@ pub(super) enum Trial {
 }
 
 impl Trial {
-    /// All of them, the most harmless first: our own kernels are compiled for the true chip and audited, torch's may be
+    /// All of them, the most harmless first. Our own kernels are compiled for the true chip and audited; torch's may be
     /// for another one.
     pub(super) const ALL: [Trial; 6] = [
         Trial::Engine(EngineName::Cpu),
@@ -52,7 +52,7 @@ impl Trial {
         Trial::Engine(EngineName::Miopen),
     ];
 
-    /// What it is called, on the screen and to the child.
+    /// Its name, on the screen and to the child.
     pub(super) fn name(self) -> &'static str {
         match self {
             Trial::Engine(engine) => engine.name(),
@@ -65,7 +65,7 @@ impl Trial {
         canary::deadline(if let Trial::Engine(engine) = self { engine } else { EngineName::Aten })
     }
 
-    /// What to do when it goes wrong and no engine of ours can stand in.
+    /// What to do if it fails and none of our engines can replace it.
     fn advice(self) -> Option<&'static str> {
         match self {
             Trial::Engine(_) => None,
@@ -81,7 +81,7 @@ impl Trial {
     }
 }
 
-/// How one trial went.
+/// The result of one trial.
 pub(super) struct Tried {
     /// What was tried.
     pub trial: Trial,
@@ -98,32 +98,33 @@ impl Tried {
         Tried { trial, verdict: Verdict::Unsupported, elapsed: None, detail: format!("not here: {why}") }
     }
 
-    /// Whether it is here and must not be used.
+    /// Whether it is available but must not be used.
     pub(super) fn is_bad(&self) -> bool {
         matches!(self.verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
     }
 }
 
-/// Ends with 0 where torch and unhang are there and torch reaches a GPU, with 3 where one of them is missing, with 4 where
-/// there is no GPU for torch.
+/// Exits with 0 if torch and unhang are installed and torch reaches a GPU. It exits with 3 if one of them is missing,
+/// and with 4 if torch has no GPU.
 const REACHES_A_GPU: &str = "import importlib.util as u
 if not (u.find_spec('torch') and u.find_spec('unhang')): raise SystemExit(3)
 import torch
 raise SystemExit(0 if torch.cuda.is_available() else 4)";
 
-/// The Python whose torch is tried. It is asked once whether there is anything to try: importing torch takes seconds.
+/// The Python whose torch is tried. It is asked only once whether there is anything to try, because importing torch
+/// takes seconds.
 pub(super) struct Python {
     path: PathBuf,
     answer: OnceCell<Result<(), String>>,
 }
 
 impl Python {
-    /// Nothing is asked yet.
+    /// Asks nothing yet.
     pub(super) fn new(path: PathBuf) -> Python {
         Python { path, answer: OnceCell::new() }
     }
 
-    /// Why there is nothing to try with it, if that is so.
+    /// Why there is nothing to try with it, if so.
     fn ask(&self) -> &Result<(), String> {
         self.answer.get_or_init(|| {
             let path = self.path.display().to_string();
@@ -145,8 +146,8 @@ impl Python {
     }
 }
 
-/// Runs one trial. `before` is how those before it did: after a hang the card may not respond, and what the next one does
-/// then says nothing about it.
+/// Runs one trial. `before` has the results of earlier ones: after a hang the card may not respond, and the next result
+/// would then say nothing about its trial.
 pub(super) fn run_trial(trial: Trial, python: &Python, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
     if trial == Trial::Engine(EngineName::Cpu) {
         return try_cpu(trial);
@@ -175,7 +176,7 @@ fn run_by_python(trial: Trial, python: &Python, machine: &Machine) -> anyhow::Re
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-/// Our kernels need no torch: where that cannot reach the card, they are tried on the runtime that is installed.
+/// Our kernels need no torch. If torch cannot reach the card, they are tried on the installed runtime.
 fn without_torch(trial: Trial, tried: Tried, machine: &Machine) -> anyhow::Result<Tried> {
     let is_ours = trial == Trial::Engine(EngineName::Jit) && tried.verdict == Verdict::Unsupported;
     if !is_ours || machine.gpus.is_empty() {
@@ -189,7 +190,7 @@ fn without_torch(trial: Trial, tried: Tried, machine: &Machine) -> anyhow::Resul
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail: format!("without torch: {detail}") })
 }
 
-/// This program as the child that tries an engine of ours.
+/// This program as the child that tries one of our engines.
 fn own_child(trial: Trial, deadline: Duration) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
     let command = vec![program.display().to_string(), "doctor".into(), "--self-test-child".into(), trial.name().into()];
@@ -197,7 +198,7 @@ fn own_child(trial: Trial, deadline: Duration) -> anyhow::Result<Child> {
 }
 
 fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
-    // A rehearsed hang need not be waited for as long as a real one.
+    // A rehearsed hang need not take as long as a real one.
     let rehearsed = std::env::var_os(REHEARSAL);
     let deadline =
         if rehearsed.as_deref() == Some("hang".as_ref()) { Duration::from_secs(2) } else { trial.deadline() };
@@ -211,14 +212,14 @@ fn run(child: Child) -> anyhow::Result<ChildOutcome> {
     Ok(supervise(&apart(child))?)
 }
 
-/// Nothing of ours stands between a child and MIOpen, even where a preloaded library is inherited.
+/// Keeps our library out from between a child and MIOpen, even if a preloaded one is inherited.
 fn apart(mut child: Child) -> Child {
     child.environment.push(("UNHANG_MIOPEN".to_owned(), Some("0".to_owned())));
     child
 }
 
-/// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch that
-/// the child said it has: the one that is found by looking need not be the one that was run.
+/// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch
+/// that the child reported, because a torch found by searching may not be the one that ran.
 fn keep(trial: Trial, machine: &Machine, outcome: &ChildOutcome, verdict: Verdict, detail: &str) {
     let Some(torch) = canary::torch_of(outcome) else { return };
     let mut found = Vec::new();
@@ -275,7 +276,7 @@ pub(super) fn to_json(tried: &[Tried]) -> Value {
     tried.iter().map(each).collect()
 }
 
-/// The child: an engine of ours against the reference.
+/// The child: compares one of our engines with the reference.
 pub(super) fn child(engine: &str) -> anyhow::Result<ExitCode> {
     let (verdict, detail) = if engine == EngineName::Jit.name() {
         let engine = match open_driver() {

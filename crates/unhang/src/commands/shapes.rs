@@ -1,4 +1,4 @@
-//! Shapes, types and layouts as people write them: as keys have them, or as torch prints them.
+//! Shapes, types and layouts as people write them: as in keys, or as torch prints them.
 
 use anyhow::bail;
 use unhang_conv::{DataType, Layout};
@@ -26,7 +26,7 @@ pub(super) fn pair(what: &str, text: &str) -> anyhow::Result<[i64; 2]> {
     }
 }
 
-/// A whole shape, written as keys have it. For arguments that are handed on.
+/// A whole shape, written as in keys. For arguments that are passed on.
 pub(super) fn shape(text: &str) -> Result<String, String> {
     match numbers(text) {
         Some(numbers) if numbers.iter().all(|number| *number > 0) => {
@@ -36,7 +36,7 @@ pub(super) fn shape(text: &str) -> Result<String, String> {
     }
 }
 
-/// A type as keys have it (f16) or as torch names it (torch.float16, half).
+/// A type as in keys (f16) or as torch names it (torch.float16, half).
 pub(super) fn data_type(text: &str) -> Result<DataType, String> {
     let name = match text.strip_prefix("torch.").unwrap_or(text) {
         "float32" | "float" | "fp32" => "f32",
@@ -48,7 +48,7 @@ pub(super) fn data_type(text: &str) -> Result<DataType, String> {
     name.parse().map_err(|error: unhang_conv::UnknownName| error.to_string())
 }
 
-/// A layout as keys have it (nhwc) or as torch names it (channels_last).
+/// A layout as in keys (nhwc) or as torch names it (channels_last).
 pub(super) fn layout(text: &str) -> Result<Layout, String> {
     let name = match text.strip_prefix("torch.").unwrap_or(text) {
         "channels_last" => "nhwc",

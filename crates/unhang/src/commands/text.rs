@@ -1,4 +1,4 @@
-//! Laying out text for people: wrapping, and output that a closed pipe does not turn into an error.
+//! Formats text for people: wrapping, and output that a closed pipe does not turn into an error.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -9,21 +9,21 @@ pub(super) use crate::output::print_json as print_safe_json;
 pub(super) use unhang_guard::time::{deadline, duration};
 pub(super) use unhang_machine::counted;
 
-/// The widest that text is laid out, and the width where it is unknown, so that reports can be compared.
+/// The largest width of text, and the width if the terminal's is unknown, so that reports can be compared.
 const WIDEST: usize = 100;
 
-/// How wide text is laid out: as `COLUMNS` says, else as the terminal is.
+/// The width of text: from `COLUMNS`, or else the terminal's.
 pub(super) fn width() -> usize {
     static WIDTH: OnceLock<usize> = OnceLock::new();
     *WIDTH.get_or_init(|| columns(&io::stdout()).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST))
 }
 
-/// Wraps text at blanks: `first` blanks before the first line, `rest` before the others.
+/// Wraps text at spaces, with `first` spaces before the first line and `rest` before the others.
 pub(super) fn wrapped(text: &str, first: usize, rest: usize) -> String {
     unhang_report::wrapped(width(), text, first, rest)
 }
 
-/// Something that is known, within the terminal's width: what it is, and below it where from and what was seen.
+/// A known fact within the terminal's width: what it is, and below it its source and what was seen.
 pub(super) fn entry(what: &str, facts: &[&str], detail: &str) -> String {
     let facts: Vec<&str> = facts.iter().copied().filter(|fact| !fact.is_empty()).collect();
     let below = if detail.is_empty() { facts.join(", ") } else { format!("{}: {detail}", facts.join(", ")) };

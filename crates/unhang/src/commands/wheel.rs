@@ -1,4 +1,4 @@
-//! The wheel that this program came from: what the doctor's commands install into other environments.
+//! The wheel that this program came from, which the doctor's commands install into other environments.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ struct Origin {
     url: String,
 }
 
-/// The wheel that this program was installed from, or where its checkout has wheels; as a shell takes it.
+/// The wheel from which this program was installed, or its checkout's wheels, in shell syntax.
 pub(super) fn own_wheel() -> Option<String> {
     wheel_of(&std::env::current_exe().ok()?)
 }
@@ -24,7 +24,7 @@ fn wheel_of(program: &Path) -> Option<String> {
     of_package.or_else(|| of_checkout(program)).filter(|wheel| needs_no_quotes(wheel))
 }
 
-/// Where a package came from, if that is a wheel that can be installed again.
+/// The origin of a package, if that is a wheel that can be installed again.
 fn origin_of(package: &Path) -> Option<String> {
     let is_of_unhang = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -44,13 +44,13 @@ fn origin_of(package: &Path) -> Option<String> {
     wheel.ends_with(".whl").then(|| wheel.to_owned())
 }
 
-/// The wheels of the checkout that a program was built in, somewhere in its `target`.
+/// The wheels of the checkout in whose `target` a program was built.
 fn of_checkout(program: &Path) -> Option<String> {
     let root = program.ancestors().find(|folder| folder.ends_with("target"))?.parent()?;
     root.join("tools/wheel").is_file().then(|| Some(root.join("dist").join(WHEEL).to_str()?.to_owned()))?
 }
 
-/// Whether a shell takes a text as one word, but for the star.
+/// Whether a shell takes a text as one word, except for the star.
 fn needs_no_quotes(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+:%*".contains(c))
 }

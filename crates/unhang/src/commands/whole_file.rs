@@ -1,4 +1,4 @@
-//! Files that the user names, written so that there is the whole of it or the old one, and tables, read with an end to it.
+//! Writes files that the user names, completely or not at all, and reads tables with a size limit.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use unhang_conv::table::{self, Layer};
 use unhang_guard::input::read_named_text;
 
-/// No table that somebody wrote is larger.
+/// The largest table that is accepted.
 const LARGEST_TABLE: u64 = 16 << 20;
 
 /// A table of layers or of a rehearsal. It may come through a pipe.
@@ -19,7 +20,16 @@ pub(super) fn read_table(path: &Path) -> anyhow::Result<String> {
     read_named_text(path, LARGEST_TABLE).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Makes a folder for files, unless it exists. The folder that it is in must exist: a mistyped path is an error.
+/// The layers that are measured where no table is named: sizes that hang in users' reports, and well-known networks.
+const LAYERS: &str = include_str!("../../../unhang-suite/layers.tsv");
+
+/// The layers of a table, or of the built-in one.
+pub(super) fn read_layers(path: Option<&Path>) -> anyhow::Result<Vec<Layer>> {
+    let Some(path) = path else { return Ok(table::parse(LAYERS)?) };
+    table::parse(&read_table(path)?).with_context(|| format!("{} is not a layer table", path.display()))
+}
+
+/// Creates a folder for files, unless it exists. Its parent must exist: a mistyped path is an error.
 pub(super) fn make_folder(folder: &Path) -> anyhow::Result<()> {
     match fs::create_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -29,8 +39,8 @@ pub(super) fn make_folder(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a file under a name that nobody can guess, next to its place, and then renames it. A link in that place
-/// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.
+/// Writes a file under an unguessable name next to its place, and then renames it. A link in that place is replaced,
+/// not followed. A device, a pipe or a stream of this process is written directly.
 pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {
     let context = || format!("cannot write {}", path.display());
     if path.file_name().is_none() {
@@ -38,7 +48,7 @@ pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> 
     }
     match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(anyhow!("hint: name a file in it").context("it is a folder")),
-        // Putting a file in the place of /dev/null would break the system that it is on.
+        // Replacing /dev/null by a file would break the system.
         Ok(there) if !there.is_file() || belongs_to_the_system(path) => {
             into_what_is_there(path, write).map_err(Into::into)
         }
@@ -47,10 +57,10 @@ pub(super) fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> 
     .with_context(context)
 }
 
-/// Whether a name, or what it leads to as a link, is one of the system's: `/dev/stdout` names a plain file where output is
+/// Whether a name, or the target of a link, is one of the system's. `/dev/stdout` names a plain file if output is
 /// redirected, and cannot be replaced.
 pub(super) fn belongs_to_the_system(path: &Path) -> bool {
-    /// As many as Linux follows.
+    /// The limit that Linux has.
     const LINKS: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..LINKS {
@@ -66,7 +76,7 @@ pub(super) fn belongs_to_the_system(path: &Path) -> bool {
     false
 }
 
-/// The folder that a file is to be written to must exist: a mistyped path is an error.
+/// The folder of a file to be written must exist: a mistyped path is an error.
 pub(super) fn check_folder(path: &Path) -> anyhow::Result<()> {
     let folder = folder_of(path);
     let is_not_there = match fs::metadata(folder) {
@@ -84,14 +94,15 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 fn into_what_is_there<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
-    // After what a plain file has already: a stream that is redirected with >> keeps it.
+    // After the existing contents of a plain file: a stream that is redirected with >> keeps them.
     let mut output = BufWriter::new(open_for_reader(path, Duration::from_secs(10))?);
     let value = write(&mut output)?;
     output.flush()?;
     Ok(value)
 }
 
-/// Opens what is there to write to it. A pipe that nobody reads would be waited for without end: a reader has this long to come.
+/// Opens an existing file for writing. A pipe without a reader would block for ever, so a reader has this long to
+/// arrive.
 fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
     let is_pipe = fs::metadata(path)?.file_type().is_fifo();
     let began = Instant::now();
@@ -99,12 +110,12 @@ fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
         let opened = OpenOptions::new().append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
         match opened {
             Ok(file) => {
-                // Once it is there, it may take its time.
+                // Once a reader is there, it may take its time.
                 let flags = rustix::fs::fcntl_getfl(&file)?;
                 rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
                 return Ok(file);
             }
-            // Devices without a driver and sockets are refused in the same way, and no reader will come.
+            // Devices without a driver and sockets are refused in the same way, and no reader will arrive.
             Err(error) if is_pipe && error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
                 if began.elapsed() >= patience {
                     let waited = format!("it is a pipe that nobody has read for {} s", patience.as_secs());
@@ -118,7 +129,7 @@ fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
 }
 
 fn beside_it_first<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
-    // A temporary file is its owner's alone; this one is to be read by whoever may read other files.
+    // Only its owner can read a temporary file; this one should be readable like other files.
     let permissions = Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder_of(path))?;
     let value = {

@@ -16,7 +16,7 @@ fn changed(machine: &str, change: impl Fn(&Path)) -> tempfile::TempDir {
     folder
 }
 
-/// All commands of a plan, those of every way in order.
+/// All commands of a plan, with those of every way in order.
 fn commands(report: &Value) -> Vec<&str> {
     let steps = report["steps"].as_array().unwrap().iter();
     steps
@@ -126,7 +126,7 @@ fn ring_timeouts_and_missing_atomics_are_found_in_the_journal() {
             bytes.extend(format!("\x01\0MESSAGE={message}\0\x02").bytes());
             let end = bytes.len() as u64;
             bytes[136..144].copy_from_slice(&end.to_le_bytes());
-            // journald makes its files larger than what is in them.
+            // journald makes its files larger than their contents.
             bytes.resize(3 << 20, 0);
             fs::write(folder.join("system.journal"), bytes).unwrap();
         });
@@ -154,7 +154,7 @@ fn what_is_ours_to_fix_is_fixed_once_it_was_agreed_to() {
     assert!(String::from_utf8_lossy(&nothing.stderr).contains("nothing here that unhang could fix"), "{nothing:?}");
 }
 
-/// JAX's wheels leave RDNA1 cards out; under `unhang run` the card passes for a chip that is on their list.
+/// JAX's wheels exclude RDNA1 cards; under `unhang run` the card passes for a chip on their list.
 #[test]
 fn a_machine_with_jax_alone_is_not_sent_to_torch() {
     let (report, _) = json(&["doctor", "--root", "rx5700xt-jax", "--json"]);

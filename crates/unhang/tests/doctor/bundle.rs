@@ -13,7 +13,7 @@ fn a_bundle_describes_the_same_machine_without_names() {
     let folder = tempfile::tempdir().unwrap();
     let machine = folder.path().join("original");
     copy(&fixtures().join("rx5600xt-rocm5.7"), &machine);
-    // Names to be taken out, and a secret beside a leftover line.
+    // Names to remove, and a secret next to a leftover line.
     fs::rename(machine.join("home/user"), machine.join("home/kevin")).unwrap();
     let environment = fs::read_to_string(machine.join("environment")).unwrap().replace("/home/user", "/home/kevin");
     fs::write(machine.join("environment"), format!("{environment}USER=kevin\nAWS_SECRET=hunter2\n")).unwrap();
@@ -59,7 +59,7 @@ fn a_bundle_says_only_what_is_on_a_list() {
     let folder = tempfile::tempdir().unwrap();
     let machine = folder.path().join("original");
     copy(&fixtures().join("rx5600xt-rocm5.7"), &machine);
-    // A home outside of /home, a file server, a secret among a compiler's options, a mail address.
+    // A home outside /home, a file server, a secret among a compiler's options, a mail address.
     fs::create_dir_all(machine.join("data/people")).unwrap();
     fs::rename(machine.join("home/user"), machine.join("data/people/anna")).unwrap();
     let path = machine.join("environment");
@@ -71,8 +71,16 @@ fn a_bundle_says_only_what_is_on_a_list() {
     fs::write(machine.join("etc/ld.so.conf.d/acme.conf"), "# ask anna@acme.example\n/groups/acme/lib\n").unwrap();
     fs::create_dir_all(machine.join("etc/profile.d")).unwrap();
     fs::write(machine.join("etc/profile.d/acme.sh"), "export HSA_ENABLE_SDMA=0 # bob@acme.example\n").unwrap();
+    // A script with the name of a library, and unhang where a path file leads to.
+    let script = "export ACME_TOKEN=hunter2\nexport HSA_NO_SCRATCH_RECLAIM=1\n";
+    fs::write(machine.join("etc/profile.d/acme.source.sh"), script).unwrap();
+    let packages = machine.join("data/people/anna/venv/lib/python3.10/site-packages");
+    fs::write(packages.join("acme.pth"), "import acme\n/groups/acme/source\n").unwrap();
+    fs::create_dir_all(machine.join("groups/acme/source/unhang")).unwrap();
+    fs::write(machine.join("groups/acme/source/unhang/__init__.py"), "# anna\n").unwrap();
     let root = machine.to_str().unwrap();
     let before = json(&["doctor", "--root", root, "--json"]).0;
+    assert_eq!(before["machine"]["torch"][0]["unhang"], true, "{before:#}");
     let bundle = folder.path().join("bundle.tar.gz");
     unhang(&["doctor", "--root", root, "--bundle", bundle.to_str().unwrap()]).output().unwrap();
     let status =

@@ -2,7 +2,7 @@
 
 use super::{json, run, unhang};
 
-/// Of each message named in a report: the section, facts of the machine, and a command at the end.
+/// For each message named in a report: the section, facts about the machine, and a command at the end.
 #[test]
 fn answers_have_the_machines_facts_and_end_with_a_command() {
     for (message, section, last) in [
@@ -22,7 +22,7 @@ fn answers_have_the_machines_facts_and_end_with_a_command() {
         assert!(text.contains("Radeon RX 5700 XT (gfx1010)") && text.contains("torch 2.8.0"), "{text}");
         assert_eq!(text.lines().last().map(str::trim), Some(last), "{text}");
     }
-    // What the doctor found here decides the command.
+    // The doctor's findings here decide the command.
     let (text, _) = run(&["explain", "ROCk module is NOT loaded", "--root", "rx5700-denied"]);
     assert!(text.contains("error: this user may not open /dev/kfd"), "{text}");
     assert!(text.trim_end().ends_with("sudo usermod -aG render,video \"$USER\""), "{text}");

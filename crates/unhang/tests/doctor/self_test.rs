@@ -22,11 +22,11 @@ fn tried<'a>(result: &'a Value, engine: &str) -> &'a Value {
     all.iter().find(|it| it["engine"] == engine).unwrap_or_else(|| panic!("{engine} is in {result}"))
 }
 
-/// A program that stands for a Python: it has torch and unhang, and as the canary's child it does that.
+/// A program that stands in for a Python: it has torch and unhang, and acts as the canary's child.
 fn python(folder: &Path, child: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = folder.join("python");
-    // Started with -c and code alone it is asked what it has; with more words it runs the module that the first one names.
+    // With -c and code alone, it is asked what it has; with more words, it runs the module that the first one names.
     let start = "[ $# = 2 ] && exit 0\n[ \"$3\" = unhang._canary ] || exit 9\nshift\n\
                  say() { echo \"$UNHANG_CHILD_NONCE $*\"; }";
     fs::write(&path, format!("#!/bin/sh\n{start}\n{child}\n")).unwrap();
@@ -46,7 +46,7 @@ fn the_cpu_engine_passes_its_self_test_in_a_child() {
         assert_eq!((&it["verdict"], &it["seconds"]), (&"unsupported".into(), &Value::Null), "{it}");
         assert!(it["detail"].as_str().unwrap().starts_with("not here: "), "{it}");
     }
-    // What the rest of the report says of this machine decides then.
+    // The rest of the report about this machine decides then.
     let without = unhang(&["doctor", "--json"]).output().unwrap();
     assert_eq!(Some(code), without.status.code());
     assert!(serde_json::from_slice::<Value>(&without.stdout).unwrap().get("self_test").is_none());
@@ -91,7 +91,7 @@ fn what_was_tried_is_kept_for_enable() {
     let short: Vec<(&str, &str)> = kept.iter().map(|(_, name, verdict)| (name.as_str(), verdict.as_str())).collect();
     assert_eq!(short, [("aten", "crashes"), ("jit:plain:x", "works"), ("miopen", "works")]);
     let machine = &kept[0].0;
-    // With the very text that the Python package makes of its torch.
+    // With the exact text that the Python package generates for its torch.
     let here = Machine::inspect(&System::new("/".as_ref(), Environment::parse("")));
     assert_eq!(*machine, here.fingerprint(Some("2.2.2+rocm5.7 hip5.7.1")), "filed under the torch that ran");
 }
@@ -119,8 +119,8 @@ fn a_self_test_is_in_the_bundle_without_names() {
     let text = fs::read_to_string(folder.path().join("machine/self-test.json")).unwrap();
     assert!(!text.contains("kevin"), "{text}");
     let sent: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(sent.as_array().unwrap().len(), 6, "every trial is in it");
-    assert_eq!(tried(&sent, "cpu"), tried(&result, "cpu"));
+    assert_eq!((&sent["schema"], sent["self_test"].as_array().unwrap().len()), (&1.into(), 6), "every trial is in it");
+    assert_eq!(tried(&sent["self_test"], "cpu"), tried(&result, "cpu"));
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! `unhang bench --compare`: what is known of engines, families and ROCm versions, side by side.
+//! `unhang bench --compare`: what is known about engines, families and ROCm versions, side by side.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Evidence, Realm, Record, RecordSource, time};
+use unhang_report::{Cells, table_in_parts};
 
-use super::super::knowledge::{Knowledge, KnowledgeArguments};
+use super::super::knowledge::{Knowledge, KnowledgeArguments, open_existing_store};
 use super::super::text::{print_safe_json, print_text, width, wrapped};
 use crate::output::{CANNOT_TELL, printable, tell};
 
@@ -23,16 +23,16 @@ const LEGEND: &str =
 #[command(next_help_heading = "With --compare")]
 pub(super) struct Compare {
     /// Compare what rehearsals found instead of what was seen.
-    #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]
+    #[arg(long = "rehearsed")]
     rehearsal: bool,
     #[command(flatten)]
     knowledge: KnowledgeArguments,
 }
 
-/// One column: an engine under a variant, and where that was seen.
+/// One column: an engine under a variant, and where it was observed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Column {
-    /// Empty for here.
+    /// Empty for this machine.
     elsewhere: String,
     engine: EngineName,
     variant: String,
@@ -51,7 +51,7 @@ impl Column {
     }
 }
 
-/// What is known of one convolution in one column.
+/// What is known about one convolution in one column.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Cell {
     verdict: Verdict,
@@ -64,7 +64,7 @@ type Rows = BTreeMap<Problem, BTreeMap<Column, Cell>>;
 impl Compare {
     /// Runs the command.
     pub(super) fn run(self, as_json: bool) -> anyhow::Result<ExitCode> {
-        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal, open_existing_store)?;
         let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
         let rows = rows(&knowledge.evidence);
         if rows.is_empty() {
@@ -82,7 +82,7 @@ impl Compare {
     }
 }
 
-/// The torch that a record was made with, where its detail names it, else the beginning of the machine's fingerprint.
+/// The torch of a record, if its detail names it; otherwise the beginning of the machine's fingerprint.
 fn elsewhere(record: &Record) -> String {
     let named = record.detail.split("torch ").skip(1).find_map(|rest| {
         let version: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || ".+".contains(*c)).collect();
@@ -91,7 +91,7 @@ fn elsewhere(record: &Record) -> String {
     named.unwrap_or_else(|| record.machine.chars().take(8).collect())
 }
 
-/// By convolution and column, the latest word of each; here what was decided from all that was seen.
+/// By convolution and column: the latest record elsewhere, and the judgement of all observations here.
 fn rows(evidence: &Evidence) -> Rows {
     let mut rows = Rows::new();
     for record in evidence.records() {
@@ -121,7 +121,7 @@ fn columns(rows: &Rows) -> Vec<Column> {
     columns
 }
 
-/// The fastest of a row that works here.
+/// The fastest column of a row that works here.
 fn best(cells: &BTreeMap<Column, Cell>) -> Option<&Column> {
     let here = cells.iter().filter(|(column, cell)| column.elsewhere.is_empty() && cell.verdict.is_good());
     let timed = here.filter_map(|(column, cell)| Some((column, cell.seconds?)));
@@ -130,14 +130,9 @@ fn best(cells: &BTreeMap<Column, Cell>) -> Option<&Column> {
 
 fn to_text(rows: &Rows, knowledge: &Knowledge) -> String {
     let columns = columns(rows);
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(width() as u16);
     let mut header = vec!["convolution".to_owned()];
     header.extend(columns.iter().map(Column::title));
-    table.set_header(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut lines = vec![header];
     let mut ordered: Vec<(&Problem, &BTreeMap<Column, Cell>)> = rows.iter().collect();
     ordered.sort_by_key(|(problem, _)| {
         let [height, width] = problem.in_size();
@@ -154,13 +149,13 @@ fn to_text(rows: &Rows, knowledge: &Knowledge) -> String {
                 cell.seconds.map_or("works".to_owned(), |seconds| format!("{mark}{}", time::duration(seconds)))
             }
         }));
-        table.add_row(row);
+        lines.push(row);
     }
     let machine = wrapped(&knowledge.description(), 0, 2);
-    format!("{machine}\n\n{}\n\n{}\n", table.trim_fmt(), wrapped(LEGEND, 0, 2))
+    format!("{machine}\n\n{}\n\n{}\n", table_in_parts(width(), &lines, Cells::Numbers), wrapped(LEGEND, 0, 2))
 }
 
-/// A convolution for people, such as `16→32 3×3 64×64`; what is usual is left out.
+/// A convolution for people, such as `16→32 3×3 64×64`; usual values are left out.
 fn label(problem: &Problem) -> String {
     let ([height, width], [r, s]) = (problem.in_size(), problem.kernel());
     let mut words = vec![

@@ -1,10 +1,10 @@
-//! The GPU that is measured.
+//! The GPU to measure.
 
 use unhang_gpu::driver::{Driver, VendorDriver};
 use unhang_machine::{Environment, Machine, System};
 use unhang_session::open_hip;
 
-/// The first GPU that can be used: NVIDIA's, or AMD's whose chip the kernel driver knows.
+/// The first usable GPU: NVIDIA's, or an AMD GPU whose chip the kernel driver knows.
 pub(crate) fn open_driver() -> anyhow::Result<Box<dyn Driver>> {
     let cuda = match VendorDriver::cuda(0) {
         Ok(driver) => return Ok(Box::new(driver)),

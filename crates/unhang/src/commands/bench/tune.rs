@@ -1,5 +1,5 @@
-//! `unhang bench --tune`: candidates timed in a watched child, winners kept as evidence, and the model's choices held
-//! against them.
+//! `unhang bench --tune`: times candidates in a watched child, keeps winners as evidence, and compares the model's
+//! choices with them.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, BufRead, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use unhang_conv::{DataType, Direction, Layout, Problem, table};
+use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_engine::Tuned;
 use unhang_evidence::{Realm, RecordSource, Tuning, time};
 use unhang_gpu::candidates::half_candidates;
@@ -22,13 +22,10 @@ use unhang_session::{Contest, Effort};
 
 use super::super::knowledge::{open_store, say_notices};
 use super::super::shapes;
-use super::super::text::deadline;
-use super::super::whole_file::read_table;
+use super::super::text::{counted, deadline, entry, print_text, wrapped};
+use super::super::whole_file::read_layers;
 use super::device::open_driver;
 use crate::output::{self, FOUND_ERRORS, Progress};
-
-/// The layers that everything here is measured on.
-const LAYERS: &str = include_str!("../../../../unhang-suite/layers.tsv");
 
 #[derive(Args)]
 #[command(next_help_heading = "With --tune")]
@@ -66,11 +63,11 @@ struct Task {
     without: BTreeSet<String>,
 }
 
-/// What the child says.
+/// The child's messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum TuneEvent {
-    /// What it measures on, as evidence is filed.
+    /// The device that it measures on, as evidence is filed.
     Device {
         name: String,
         architecture: String,
@@ -95,19 +92,19 @@ enum TuneEvent {
     Done,
 }
 
-/// What came out for one problem.
+/// The result for one problem.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct TuneOutcome {
     layer: String,
     problem: String,
-    /// What the model would have taken, and its seconds.
+    /// The model's choice, and its seconds.
     first: String,
     first_seconds: f64,
     best: String,
     best_seconds: f64,
-    /// How far the fastest's times lay apart, as a share of their median.
+    /// The spread of the fastest's times, as a share of their median.
     spread: f64,
-    /// The fastest's seconds over the first's: 1 where the model was right.
+    /// The fastest's seconds divided by the first's: 1 if the model was right.
     share: f64,
 }
 
@@ -127,10 +124,10 @@ struct Report {
     /// The geometric mean of the shares.
     geometric_mean: f64,
     at_least: f64,
-    /// The least of the shares, and whose it is.
+    /// The smallest share, and its layer.
     worst: Option<(f64, String)>,
     outcomes: Vec<TuneOutcome>,
-    /// What failed or hung, in words.
+    /// Failures and hangs, in words.
     failures: Vec<String>,
 }
 
@@ -139,11 +136,7 @@ impl Tune {
         if self.worker {
             return self.work();
         }
-        let text = match &self.layers {
-            Some(path) => read_table(path)?,
-            None => LAYERS.to_owned(),
-        };
-        let layers = table::parse(&text).context("this is not a layer table")?;
+        let layers = read_layers(self.layers.as_deref())?;
         let problems: Vec<(String, Problem)> = layers
             .iter()
             .flat_map(|layer| {
@@ -167,13 +160,13 @@ impl Tune {
         if json {
             output::print_json(&report)?;
         } else {
-            super::super::text::print_text(&words(&report))?;
+            print_text(&words(&report))?;
         }
         let well = report.geometric_mean >= self.at_least;
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(FOUND_ERRORS) })
     }
 
-    /// Has all problems timed by children, one after the other as they hang.
+    /// Times all problems in children; each child that hangs is replaced.
     fn measure(&self, problems: &[(String, Problem)], keep: &dyn Fn(Tuned), launch: &Launch) -> anyhow::Result<Report> {
         let task = |problem: &Problem| Task { problem: problem.to_string(), without: BTreeSet::new() };
         let mut open = OpenTasks {
@@ -192,7 +185,7 @@ impl Tune {
                 break;
             }
             if open.report.device.is_empty() {
-                bail!("no GPU was measured: {}", if said.is_empty() { "the child said nothing" } else { &said });
+                bail!("no GPU was measured: {}", if said.is_empty() { "the child printed nothing" } else { &said });
             }
             ended_without_a_word = if heard.found_device { 1 } else { ended_without_a_word + 1 };
             if ended_without_a_word > 3 {
@@ -203,7 +196,7 @@ impl Tune {
         open.report.summed_up()
     }
 
-    /// The child: opens the GPU and times what it is given.
+    /// The child: opens the GPU and times what it receives.
     fn work(&self) -> anyhow::Result<ExitCode> {
         unhang_probe::child::end_with_parent();
         let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
@@ -230,7 +223,7 @@ impl Tune {
             candidates.extend(half.into_iter().take(self.candidates));
         }
         candidates.retain(|candidate| !without.contains(&candidate.choice.to_string()));
-        // Compiled side by side; what fails to compile says so again below, one by one.
+        // Compiled in parallel. A failed compilation is reported below, one by one.
         std::thread::scope(|scope| {
             for candidate in &candidates {
                 scope.spawn(|| engine.compile(&candidate.plan).ok());
@@ -260,7 +253,7 @@ impl Tune {
 }
 
 impl Report {
-    /// The whole report, once everything was measured.
+    /// The complete report, once everything is measured.
     fn summed_up(mut self) -> anyhow::Result<Report> {
         if let (true, Some(failure)) = (self.outcomes.is_empty(), self.failures.first()) {
             bail!("{} was found, and nothing could be timed on it: {failure}", self.device);
@@ -271,7 +264,7 @@ impl Report {
         Ok(self)
     }
 
-    /// What came out for one problem, as evidence: products in pairs of f16 are among it where they were asked for.
+    /// The result for one problem, as evidence. It includes f16 products in pairs if they were requested.
     fn tuned(&self, problem: &str, timed: &[Timed], detail: &str) -> Option<Tuned> {
         let (first, best) = (timed.first()?, timed.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
         Some(Tuned {
@@ -291,21 +284,21 @@ impl Report {
     }
 }
 
-/// What is not measured yet, and what was.
+/// What is not measured yet, and what is.
 struct OpenTasks<'a> {
     report: Report,
     tasks: VecDeque<(String, Task)>,
     keep: &'a dyn Fn(Tuned),
     progress: Progress,
-    /// How many there were.
+    /// The total number.
     all: usize,
 }
 
-/// How far a child came.
+/// How far a child got.
 #[derive(Default)]
 struct Heard {
     found_device: bool,
-    /// The choice that it was trying when it said its last.
+    /// The choice that it was trying when it sent its last message.
     trying: Option<String>,
 }
 
@@ -344,13 +337,13 @@ impl OpenTasks<'_> {
 
     fn give_next(&self, child: &mut TalkingChild) -> anyhow::Result<()> {
         if let Some((_, task)) = self.tasks.front() {
-            // A child that has ended takes nothing: that shows when it is listened to.
+            // A child that has ended takes no task; listening to it shows that.
             let _ = child.give(&serde_json::to_string(task)?);
         }
         Ok(())
     }
 
-    /// The first task is done.
+    /// Marks the first task as done.
     fn finish_first(&mut self, timed: Vec<Timed>, mut failed: Vec<String>) {
         let Some((layer, task)) = self.tasks.pop_front() else { return };
         failed.extend(task.without.iter().map(|it| format!("{it}: did not return")));
@@ -361,7 +354,7 @@ impl OpenTasks<'_> {
         self.progress.at(self.report.outcomes.len(), self.all);
     }
 
-    /// Whatever was being tried hangs: the next child does without it.
+    /// Whatever was being tried hangs, so the next child skips it.
     fn leave_out(&mut self, trying: Option<String>) {
         let Some((_, task)) = self.tasks.front_mut() else { return };
         match trying {
@@ -378,7 +371,7 @@ impl OpenTasks<'_> {
     }
 }
 
-/// What a child said that was not meant for us.
+/// A child's output that was not meant for us.
 fn words_of(ending: &ChildOutcome) -> String {
     match ending.ended {
         Ended::Unkillable => "the child process cannot be killed: it waits for the GPU".into(),
@@ -388,14 +381,14 @@ fn words_of(ending: &ChildOutcome) -> String {
 
 fn say(event: &TuneEvent) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    // A library's own message may be in the middle of a line: standard error goes to the same place.
+    // A library's own message may be in the middle of a line, because standard error goes to the same place.
     writeln!(out, "\n{}", answer::line(&serde_json::to_string(event)?))?;
     Ok(out.flush()?)
 }
 
-/// The first choice is the model's; nothing where nothing was timed.
+/// The first choice is the model's. `None` if nothing was timed.
 fn outcome(layer: String, problem: String, timed: &[Timed]) -> Option<TuneOutcome> {
-    // The model is not judged by choices that are used only on request.
+    // Choices that are used only on request do not count for the model.
     let unasked: Vec<&Timed> = timed.iter().filter(|it| !it.choice.starts_with("half:")).collect();
     let (first, best) = (*unasked.first()?, *unasked.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
     let share = if first.seconds > 0.0 { best.seconds / first.seconds } else { 1.0 };
@@ -418,46 +411,40 @@ fn geometric_mean(outcomes: &[TuneOutcome]) -> f64 {
 
 fn words(report: &Report) -> String {
     let mut text = format!("{}\n\n", report.device);
-    text += &format!(
-        "{:20} {:16} {:>12} {:>6} {:42} {:>12} {:>5}\n",
-        "layer", "direction", "fastest", "spread", "kernels", "model's", "share"
-    );
     for outcome in &report.outcomes {
-        text += &format!(
-            "{:20} {:16} {:>9.1} µs {:>4.0} % {:42} {:>9.1} µs {:>5.2}\n",
-            outcome.layer,
-            outcome.problem.split(':').next().unwrap_or_default(),
-            outcome.best_seconds * 1e6,
-            outcome.spread * 100.0,
-            outcome.best,
-            outcome.first_seconds * 1e6,
-            outcome.share
-        );
+        let direction = outcome.problem.split(':').next().unwrap_or_default();
+        let model = if outcome.first == outcome.best {
+            "the model's own choice".to_owned()
+        } else {
+            let took = time::duration(outcome.first_seconds);
+            format!("the model's {} took {took}, a share of {:.2}", outcome.first, outcome.share)
+        };
+        let fastest = format!("{} took {}", outcome.best, time::duration(outcome.best_seconds));
+        let spread = format!("spread {:.0} %", outcome.spread * 100.0);
+        text += &entry(&format!("{} {direction}", outcome.layer), &[&fastest, &spread, &model], "");
     }
     let mut worst: Vec<&TuneOutcome> = report.outcomes.iter().filter(|outcome| outcome.share < 0.9).collect();
     worst.sort_by(|a, b| a.share.total_cmp(&b.share));
     for outcome in worst.iter().take(10) {
-        text += &format!(
-            "\nthe model fell behind on {}: {} took {:.1} µs, {} {:.1} µs",
-            outcome.problem,
-            outcome.first,
-            outcome.first_seconds * 1e6,
-            outcome.best,
-            outcome.best_seconds * 1e6
+        let (first, best) = (time::duration(outcome.first_seconds), time::duration(outcome.best_seconds));
+        let behind = format!(
+            "the model fell behind on {}: {} took {first}, {} {best}",
+            outcome.problem, outcome.first, outcome.best
         );
+        text += &format!("\n{}", wrapped(&behind, 0, 4));
     }
     for failure in &report.failures {
-        text += &format!("\nleft out: {failure}");
+        text += &format!("\n{}", wrapped(&format!("left out: {failure}"), 0, 4));
     }
     let worst = report.worst.as_ref().map_or(String::new(), |(share, which)| format!("; worst {share:.3}, {which}"));
-    text + &format!(
-        "\n{} problems; the model's own choices run at {:.3} of the fastest ones' speed (geometric mean, at least {} is \
-         asked for{worst}). The fastest are kept as evidence (`unhang evidence tunings`) and are taken from the next start \
-         on.\n",
-        report.outcomes.len(),
+    let end = format!(
+        "{}; the model's own choices run at {:.3} of the fastest ones' speed (geometric mean, at least {} is asked \
+         for{worst}). The fastest are kept as evidence (`unhang evidence tunings`) and are used from the next start on.",
+        counted(report.outcomes.len(), "problem"),
         report.geometric_mean,
         report.at_least
-    )
+    );
+    format!("{text}\n{}\n", wrapped(&end, 0, 0))
 }
 
 #[cfg(test)]
@@ -478,10 +465,10 @@ mod tests {
     }
 
     fn problems() -> Vec<(String, Problem)> {
-        table::parse(LAYERS).unwrap().into_iter().take(2).map(|layer| (layer.name, layer.problem)).collect()
+        read_layers(None).unwrap().into_iter().take(2).map(|layer| (layer.name, layer.problem)).collect()
     }
 
-    /// A child that is a shell script: it stands in for a GPU that answers, or does not.
+    /// A shell script as the child: it stands in for a GPU that answers, or does not.
     fn script(text: &str) -> Launch {
         let command = ["sh", "-c", &format!("say() {{ echo \"$UNHANG_CHILD_NONCE $1\"; }}\n{text}")];
         Launch { command: command.map(str::to_owned).to_vec(), environment: Vec::new() }
@@ -508,7 +495,9 @@ mod tests {
         assert!((report.geometric_mean - 0.5f64.sqrt()).abs() < 1e-12);
         assert_eq!((report.outcomes[1].first.as_str(), report.outcomes[1].best.as_str()), ("plain", "narrow:4"));
         assert!(words(&report).contains("the model fell behind on"), "{}", words(&report));
-        assert!(words(&report).contains("worst 0.500"), "{}", words(&report));
+        let unwrapped = words(&report).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(unwrapped.contains("worst 0.500"), "{unwrapped}");
+        assert!(words(&report).lines().all(|line| line.chars().count() <= 100), "{}", words(&report));
         let kept = kept.into_inner();
         assert_eq!(kept.iter().map(|it| it.choice.as_str()).collect::<Vec<_>>(), ["plain", "narrow:4"]);
         assert_eq!((kept[1].model_choice.as_str(), kept[1].candidates), ("plain", 2));
@@ -518,7 +507,7 @@ mod tests {
     #[test]
     fn what_does_not_come_back_is_named_and_left_out() {
         let kept = std::cell::RefCell::new(Vec::new());
-        // The first child hangs in its second choice; the next one does without it.
+        // The first child hangs in its second choice; the next one skips it.
         let report = tune()
             .measure(
                 &problems()[..1],

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use anyhow::anyhow;
 
-/// Refuses programs that the loader would start without us, with the reason.
+/// Rejects programs that the loader would start without our library, with the reason.
 pub(super) fn check(program: &Path) -> anyhow::Result<()> {
-    // What cannot be read is the system's to judge.
+    // If it cannot be read, the system decides.
     let Ok(mut file) = File::open(program) else { return Ok(()) };
     let metadata = file.metadata()?;
     if let Some(privilege) = privilege(program, &metadata) {
@@ -35,13 +35,13 @@ pub(super) fn check(program: &Path) -> anyhow::Result<()> {
     check_binary(program)
 }
 
-/// What makes the loader take a program for one with more rights than its caller, if anything does.
+/// Why the loader treats a program as one with more rights than its caller, if it does.
 fn privilege(program: &Path, metadata: &std::fs::Metadata) -> Option<&'static str> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     if metadata.mode() & 0o4000 != 0 && user != metadata.uid() {
         return Some("is setuid");
     }
-    // Without execution for the group the bit means something else.
+    // Without execute permission for the group, the bit means something else.
     if metadata.mode() & 0o2010 == 0o2010 && group != metadata.gid() {
         return Some("is setgid");
     }
@@ -61,7 +61,7 @@ fn check_binary(program: &Path) -> anyhow::Result<()> {
     let number =
         |at: usize, size: usize| header[at..at + size].iter().rev().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
     let (offset, size, count) = (number(32, 8), number(54, 2), number(56, 2));
-    /// `PT_INTERP`: the loader that a dynamic program asks for.
+    /// `PT_INTERP`: the loader that a dynamic program requests.
     const INTERPRETER: [u8; 4] = 3u32.to_le_bytes();
     let is_dynamic = (0..count).any(|place| {
         let mut kind = [0; 4];

@@ -9,10 +9,10 @@ use unhang_guard::PrivateFolder;
 
 use super::super::text::counted;
 
-/// The size of the file of counters: the library's eight numbers of 64 bits.
+/// The size of the file of counters: the library's eight 64-bit numbers.
 pub(super) const COUNTERS_SIZE: usize = 64;
 
-/// The sum of a run.
+/// The totals of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Summary {
     processes: u64,
@@ -26,7 +26,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Reads what the processes of a run have left.
+    /// Reads what the processes of a run left behind.
     pub(super) fn read(run: &PrivateFolder) -> Summary {
         let counters = run.read("counters", COUNTERS_SIZE as u64).ok().flatten().unwrap_or_default();
         let counter = |place: usize| {

@@ -1,4 +1,5 @@
-//! AMD's own HIP runtime on the emulated card: the same program native, told to be another chip, and with the shield.
+//! AMD's own HIP runtime on the emulated card: one program run natively, with another chip reported, and with the
+//! shield.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,15 +11,16 @@ use unhang_gpu::driver::{Driver, HipChip, VendorDriver};
 use unhang_probe::{Child, Ended, supervise};
 
 use super::super::run::shield;
+use super::super::text::wrapped;
 use crate::output::{Colour, Style, printable};
 
-/// A busy machine takes seconds for each.
+/// On a busy machine, each takes seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 const SPOOF: (&str, &str) = ("HSA_OVERRIDE_GFX_VERSION", "10.3.0");
-/// What the program says when all is well.
+/// The program's output on success.
 const FILLED: &str = "64 KiB were allocated and filled";
 
-/// The program that is run: it has HIP allocate memory and fill it, which HIP does with its own kernel.
+/// The program: it has HIP allocate memory and fill it, which HIP does with its own kernel.
 pub(super) fn program() -> anyhow::Result<()> {
     let is_spoofed = std::env::var_os(SPOOF.0).is_some();
     let chip = HipChip {
@@ -30,14 +32,14 @@ pub(super) fn program() -> anyhow::Result<()> {
     };
     let device = VendorDriver::hip(0, &chip)?;
     let name = device.description().name.clone();
-    // It goes with the process.
+    // It is freed with the process.
     device.allocate(64 << 10)?;
     device.synchronize(0)?;
     writeln!(std::io::stdout(), "{FILLED} on {name} by {}", device.description().driver)?;
     Ok(())
 }
 
-/// Runs it three times and shows what came of it.
+/// Runs it three times and shows the outcomes.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
     let find = |library| shield::find(library, None, Some(&program));
@@ -58,16 +60,16 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         };
         writeln!(text, "  {}", style.paint(title, Colour::Cyan))?;
         for line in lines {
-            writeln!(text, "    {}", printable(&line))?;
+            writeln!(text, "{}", wrapped(&printable(&line), 4, 6))?;
         }
     }
-    text.push_str(
-        "\nHIP's fill kernel is AMD's own code, loaded and launched by AMD's own runtime; only the card is emulated.\n",
-    );
+    let end =
+        "HIP's fill kernel is AMD's own code, loaded and launched by AMD's own runtime; only the card is emulated.";
+    text += &format!("\n{}\n", wrapped(end, 0, 0));
     Ok(text)
 }
 
-/// What the program and the card said; nothing where there is no HIP.
+/// The output of the program and the card; `None` without HIP.
 fn run(program: &Path, variables: &[(&str, &str)]) -> anyhow::Result<Option<Vec<String>>> {
     let program = program.display().to_string();
     let command = [&program, "card", "run", "--", &program, "demo", "--card-program"].map(str::to_owned).to_vec();
@@ -76,13 +78,13 @@ fn run(program: &Path, variables: &[(&str, &str)]) -> anyhow::Result<Option<Vec<
     if outcome.output.contains("was not found") || outcome.output.contains("cannot open shared object") {
         return Ok(None);
     }
-    // Of ROCr's own report the first line says what it is about; addresses follow.
+    // The first line of ROCr's own report says what it is about; addresses follow.
     let is_told = |line: &&str| {
         ["unhang card: ", FILLED, "Memory access fault", "error"].iter().any(|start| line.starts_with(start))
     };
     let mut lines: Vec<String> = outcome.output.lines().filter(is_told).map(str::to_owned).collect();
     lines.push(match outcome.ended {
-        Ended::Exited(0) => "it ended well".to_owned(),
+        Ended::Exited(0) => "it succeeded".to_owned(),
         Ended::Exited(code) => format!("it ended with code {code}"),
         Ended::Signalled(signal) => format!("it was ended by signal {signal}"),
         Ended::TimedOut | Ended::Unkillable => "it did not end in time".to_owned(),

@@ -1,4 +1,4 @@
-//! Our GPU kernels in the demo: compiled now for a chip that is not here, and run by the emulator of it.
+//! Our GPU kernels in the demo: compiled now for a chip that is not present, and run by its emulator.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,23 +15,24 @@ use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 
-use super::super::text::counted;
+use super::super::text::{counted, wrapped};
 use crate::output::{Colour, Style};
 
 /// Small enough for the emulator to compute in seconds.
 const PROBLEM: &str = "forward:f32:nchw:1x16x12x12:32x3x3:s1x1:p1x1:d1x1:g1";
 const WORKSPACE_LIMIT: u64 = 64 << 20;
 
-/// Compiles the kernels of one convolution for gfx1010 told to be gfx1030, shows their figures, and runs them.
+/// Compiles the kernels of one convolution for a gfx1010 reported as gfx1030, shows their figures, and runs them.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
     let compiler = Hiprtc::find()?;
     let problem: Problem = PROBLEM.parse()?;
-    let mut text = format!("{problem}, compiled by {} for gfx1010, tagged as gfx1030:\n\n", compiler.version());
+    let what = format!("{problem}, compiled by {} for gfx1010, tagged as gfx1030:", compiler.version());
+    let mut text = format!("{}\n\n", wrapped(&what, 0, 0));
     let selections: Vec<Selection> = Direction::ALL
         .into_iter()
         .filter_map(|direction| {
             let problem = problem.with_direction(direction);
-            // So small a problem is the generic kernels' by the model; here the others are to be seen.
+            // For so small a problem, the model prefers the generic kernels; the demo shows the others.
             let found = candidates(&problem, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT);
             let candidate = found.into_iter().find(|candidate| candidate.choice != Choice::Plain)?;
             Some(Selection { layer: direction.to_string(), problem, candidate })
@@ -68,23 +69,24 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         let started = Instant::now();
         let error = largest_error(&engine, &selection.problem)?;
         let executed = engine.card.counts().instructions() - before.instructions();
-        writeln!(
-            text,
-            "  {:17} by {}: {executed} instructions of waves emulated in {:.1} s, largest error {error:.1e}",
-            selection.layer,
-            selection.candidate.choice,
-            started.elapsed().as_secs_f64(),
-        )?;
+        let seconds = started.elapsed().as_secs_f64();
+        let ran = format!(
+            "by {}: {executed} instructions of waves emulated in {seconds:.1} s, largest error {error:.1e}",
+            selection.candidate.choice
+        );
+        writeln!(text, "  {:17} {}", selection.layer, wrapped(&ran, 20, 20).trim_start())?;
     }
-    text += "\nThe emulator checks every access to memory and stops at the chip's hazards; it does not model time.\n\
-             What the kernels do inside torch on a GPU is in docs/internals/gpu.md, and how fast in docs/internals/benchmarks/gpu.md.\n";
+    let end = "The emulator checks every access to memory and stops at the chip's hazards; it does not model time. What \
+               the kernels do inside torch on a GPU is in docs/internals/gpu.md, and how fast in \
+               docs/internals/benchmarks/gpu.md.";
+    text += &format!("\n{}\n", wrapped(end, 0, 0));
     Ok(text)
 }
 
-/// The largest error of an engine against the plain reference, relative to the largest number.
+/// The largest error of an engine against the plain reference, relative to the largest value.
 pub(super) fn largest_error(engine: &dyn Engine, problem: &Problem) -> anyhow::Result<f32> {
     let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    // Numbers without a pattern that an indexing mistake would keep.
+    // Numbers without a pattern that could hide an indexing mistake.
     let numbers = |count: usize, step: usize| -> Vec<f32> {
         (0..count).map(|index| (index * step % 1009) as f32 / 504.5 - 1.0).collect()
     };

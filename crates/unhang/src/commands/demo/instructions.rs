@@ -1,5 +1,5 @@
-//! The finding itself in the demo: one kernel compiled now for two chips, audited side by side; the code for the wrong one
-//! stopped by the emulator, repaired, and run to the right result.
+//! The finding itself in the demo: one kernel compiled now for two chips, audited side by side. The emulator stops the
+//! code for the wrong chip; repaired, it runs to the right result.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use unhang_isa::elf::CodeObject;
 use unhang_isa::repair::{Options, repair_object};
 use unhang_isa::{Chip, Program};
 
+use super::super::text::wrapped;
 use super::gpu::largest_error;
 use crate::commands::audit::code_around;
 use crate::output::{Colour, Style};
@@ -58,11 +59,11 @@ fn examine(object: &[u8], entry: &str) -> anyhow::Result<(Program, Vec<unhang_is
     Ok((program, findings))
 }
 
-/// Compiles one kernel of ours for gfx1030 and for gfx1010, and follows it through audit, emulator and repair.
+/// Compiles one of our kernels for gfx1030 and for gfx1010, and follows it through audit, emulator and repair.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
     let compiler = Arc::new(Hiprtc::find()?);
     let problem: Problem = PROBLEM.parse()?;
-    // The kernel in whose code for gfx1030 most is wrong shows most.
+    // Shows the kernel with the most findings in its gfx1030 code.
     let mut shown: Option<(Candidate, Kernel, Vec<u8>)> = None;
     let mut most = 0;
     for candidate in candidates(&problem, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT).into_iter().take(3) {
@@ -78,10 +79,11 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     let (candidate, kernel, spoofed) = shown.context("no candidate of one kernel computes this problem")?;
     let native = compiler.compile(&kernel, &compiler.options(&kernel, "gfx1010"))?;
     let repaired = Repairing(compiler.clone()).compile(&kernel, &compiler.options(&kernel, "gfx1030"))?;
-    let mut text = format!(
-        "{kernel}, one of our kernels, compiled by {}. HSA_OVERRIDE_GFX_VERSION=10.3.0 makes a gfx1010 run the second.\n\n",
+    let what = format!(
+        "{kernel}, one of our kernels, compiled by {}. HSA_OVERRIDE_GFX_VERSION=10.3.0 makes a gfx1010 run the second.",
         compiler.version()
     );
+    let mut text = format!("{}\n\n", wrapped(&what, 0, 0));
     text += &compare(&[("gfx1010", &native), ("gfx1030", &spoofed), ("gfx1030, repaired", &repaired)], kernel.entry)?;
     let (program, findings) = examine(&spoofed, kernel.entry)?;
     if let Some(finding) = findings.first() {
@@ -93,7 +95,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         for line in code_around(&program, finding.index as usize, 3, 0) {
             writeln!(text, "    {line}")?;
         }
-        writeln!(text, "\n{}", super::wrapped(&finding.explanation(), 2, 2))?;
+        writeln!(text, "\n{}", wrapped(&finding.explanation(), 2, 2))?;
     }
     let settings = || GpuSettings {
         workspace_limit: Some(WORKSPACE_LIMIT),
@@ -111,11 +113,9 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         Ok(error) => {
             writeln!(text, "\nThe emulated gfx1010 was not stopped by the gfx1030 code: largest error {error:.1e}.")?
         }
-        Err(error) => writeln!(
-            text,
-            "\nThe emulated gfx1010 with the gfx1030 code:\n{}",
-            super::wrapped(&format!("{error:#}"), 2, 2)
-        )?,
+        Err(error) => {
+            writeln!(text, "\nThe emulated gfx1010 with the gfx1030 code:\n{}", wrapped(&format!("{error:#}"), 2, 2))?
+        }
     }
     let error = emulate(Arc::new(Repairing(compiler)))?;
     let verdict = style.paint(&format!("runs to its end, largest error {error:.1e}"), Colour::Green);
@@ -123,7 +123,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The audits of several objects as columns.
+/// The audits of several objects, as columns.
 fn compare(objects: &[(&str, &[u8])], entry: &str) -> anyhow::Result<String> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

@@ -1,4 +1,4 @@
-//! A rehearsed probe in the demo: children hang and are ended before the reader's eyes, and the map of it.
+//! A rehearsed probe in the demo: children hang and are ended while the reader watches, and the resulting map.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use unhang_report::Report;
 
 use super::super::lasting_folder::LastingFolder;
 use super::super::probe::children;
-use super::super::text::{print_text, width};
+use super::super::text::{print_text, width, wrapped};
 use crate::output::{Colour, Style, printable};
 
 const CARD: &str = "rx5600xt-rocm5.7";
@@ -22,7 +22,7 @@ const MACHINE: &str = "demonstration";
 const CHANNELS: [(usize, usize); 3] = [(3, 16), (16, 32), (32, 64)];
 const SIZES: [usize; 3] = [32, 48, 64];
 
-/// Probes nine convolutions of the reports on a played card, telling each verdict as it comes, and draws the map.
+/// Probes nine convolutions of the reports on a played card, prints each verdict as it arrives, and draws the map.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
     let folder = LastingFolder::for_work()?;
     let table = Table::named(CARD).context("the table of the card is missing")?;
@@ -72,10 +72,10 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         plan(problem, &Settings::default(), &situation, &evidence)
     });
     let hung = probed.tried.iter().filter(|tried| tried.verdict == Verdict::Hangs).count();
-    Ok(format!(
-        "\n{hung} children hung, were killed after a second and replaced; all of it took {}. What the card does is a table \
-         made of\nthe reports, each line with its source (`unhang probe --grid --rehearse {CARD}` plays all of it).\n\n{}",
+    let end = format!(
+        "{hung} children hung, were killed after a second and replaced; all of it took {}. What the card does is a table \
+         made of the reports, each line with its source (`unhang probe --grid --rehearse {CARD}` plays all of it).",
         time::duration(began.elapsed().as_secs_f64()),
-        report.to_text(width())
-    ))
+    );
+    Ok(format!("\n{}\n\n{}", wrapped(&end, 0, 0), report.to_text(width())))
 }

@@ -1,4 +1,4 @@
-//! `unhang evidence tunings`: which of our GPU kernels were measured to be the fastest.
+//! `unhang evidence tunings`: which of our GPU kernels were measured as the fastest.
 
 use serde_json::{Value, json};
 use unhang_evidence::{RecordSource, Store, Tuning, time};
@@ -6,8 +6,8 @@ use unhang_gpu::tuning::kernels;
 
 use super::super::text::{counted, entry, print_safe_json, print_text, wrapped};
 
-/// Whether it is of this version's kernels. Another compiler or device makes no other kernels of them; the engine looks at
-/// these too.
+/// Whether it is about this version's kernels. The compiler and the device do not matter here; the engine checks these
+/// too.
 fn is_current(tuning: &Tuning) -> bool {
     tuning.tuned.kernels == kernels()
 }
@@ -35,7 +35,7 @@ pub(crate) fn to_json(tuning: &Tuning) -> Value {
     })
 }
 
-/// One tuning in a line, for a plan.
+/// One tuning on one line, for a plan.
 pub(crate) fn in_words(tuning: &Tuning) -> String {
     let tuned = &tuning.tuned;
     let gain = if tuned.choice == tuned.model_choice {
@@ -55,7 +55,7 @@ pub(crate) fn in_words(tuning: &Tuning) -> String {
     )
 }
 
-/// What counts for the model: real cards, these kernels, and no choice that is only taken when asked for.
+/// What counts for the model: real cards, these kernels, and no choice that is used only on request.
 fn shares(tunings: &[Tuning]) -> Vec<(&Tuning, f64)> {
     let counts = |it: &&Tuning| {
         is_current(it)
@@ -74,7 +74,7 @@ fn mean_and_worst(tunings: &[Tuning]) -> Option<(f64, f64, &Tuning)> {
     Some((mean, least, worst))
 }
 
-/// A few lines for a list of other things; empty where nothing was measured.
+/// A few lines for a larger list; empty if nothing was measured.
 pub(crate) fn summary(tunings: &[Tuning]) -> String {
     if tunings.is_empty() {
         return String::new();

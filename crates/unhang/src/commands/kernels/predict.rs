@@ -1,4 +1,4 @@
-//! `unhang kernels list --predict`: what our kernels would take on RDNA1 cards, from their own instructions.
+//! `unhang kernels list --predict`: predicts our kernels' times on RDNA1 cards from their own instructions.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use unhang_model::{CARDS, Card, Figure, Prediction};
 use crate::commands::text::{counted, entry, print_text, wrapped};
 use crate::output::{self, Progress};
 
-/// The cards that are meant: those that people have most.
+/// The cards to predict: the most common ones.
 const PREDICTED: [Card; 2] = [CARDS[0], CARDS[1]];
 
 #[derive(Serialize)]
@@ -50,20 +50,20 @@ struct Row {
     layer: String,
     problem: String,
     choice: String,
-    /// What the model that chooses kernels says for an RX 5600 XT.
+    /// The estimate for an RX 5600 XT of the model that chooses kernels.
     estimated_milliseconds: f64,
     cards: Vec<Total>,
     launches: Vec<LaunchReport>,
 }
 
-/// A plan on a card: all of its launches.
+/// A plan on a card, with all of its launches.
 #[derive(Serialize)]
 struct Total {
     card: &'static str,
     milliseconds: f64,
-    /// Operations of the convolution's definition a second, as a share of the card's peak. Winograd's do fewer.
+    /// Operations per second by the convolution's definition, as a share of the card's peak. Winograd's do fewer.
     share_of_peak: f64,
-    /// What bounds the launch that takes longest.
+    /// The bound of the longest launch.
     bound: String,
     waves_per_simd: u32,
 }
@@ -74,7 +74,7 @@ struct LaunchReport {
     predictions: Vec<Prediction>,
 }
 
-/// Predicts what each selection would take, on all cores, and prints it.
+/// Predicts each selection, on all cores, and prints the results.
 pub(super) fn list(selections: &[Selection], compiler: &dyn Compiler, json: bool) -> anyhow::Result<ExitCode> {
     let rows = rows(selections, compiler)?;
     if json {

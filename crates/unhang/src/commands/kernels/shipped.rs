@@ -1,9 +1,9 @@
-//! `unhang kernels list --shipped`: the general kernels that came with the package.
+//! `unhang kernels list --shipped`: the general kernels that come with the package.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use serde::Serialize;
 use unhang_gpu::shipped::{Shipped, ShippedObject};
 
@@ -17,13 +17,18 @@ struct Line<'a> {
     intact: bool,
 }
 
-/// Prints every object, and checks that its bytes are the ones that were listed.
+/// Prints every object, and checks its bytes against the list.
 pub(super) fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
-    let folder = folder.or_else(find).context(
-        "no kernels were found next to this program or in its package; every kernel is compiled at run time\n\
-         hint: name their folder with --folder (python/unhang/kernels in a source tree), or install a wheel that was built with clang 15",
-    )?;
-    let shipped = Shipped::open(&folder).context("hint: reinstall the package")?;
+    const HINT: &str = "hint: name their folder with --folder (python/unhang/kernels in a source tree), or install a wheel that \
+                        was built with clang 15";
+    let is_named = folder.is_some();
+    let folder = folder.or_else(find).ok_or_else(|| {
+        let missing =
+            "no kernels were found next to this program or in its package; every kernel is compiled at run time";
+        anyhow!(HINT).context(missing)
+    })?;
+    let hint = if is_named { HINT } else { "hint: reinstall the package" };
+    let shipped = Shipped::open(&folder).map_err(|error| anyhow!(error).context(hint))?;
     let lines: Vec<Line<'_>> =
         shipped.entries().iter().map(|entry| Line { entry, intact: shipped.read(entry).is_ok() }).collect();
     let changed = lines.iter().filter(|line| !line.intact).count();
@@ -36,7 +41,7 @@ pub(super) fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCo
     Ok(if changed > 0 { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS })
 }
 
-/// In the package that this program was installed with, or in the checkout that it was built in.
+/// In the package that contains this program, or in the checkout where it was built.
 fn find() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?;

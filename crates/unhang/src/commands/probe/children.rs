@@ -1,4 +1,4 @@
-//! How children are started: the Python one with torch, and the one that plays a card.
+//! Starts children: the Python one with torch, and the one that plays a card.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -16,11 +16,11 @@ use unhang_probe::{Ended, Launch, PythonStart, supervise};
 
 use crate::output::printable;
 
-/// Under what MIOpen can be tried: the environment as it is, the profiles, each family of solvers alone.
+/// The variants for trying MIOpen: the environment as it is, the profiles, each family of solvers alone.
 pub(crate) const VARIANTS: [&str; 10] =
     ["as-is", "rocm5.2", "rocm5.7", "no-spoof", "naive", "gemm", "implicit-gemm", "winograd", "direct", "fft"];
 
-/// The variable of each family of MIOpen's solvers. Only 0 acts: it turns the family off.
+/// The variable of each family of MIOpen's solvers. Only the value 0 has an effect: it turns the family off.
 const FAMILIES: [(&str, &str); 5] = [
     ("gemm", "MIOPEN_DEBUG_CONV_GEMM"),
     ("implicit-gemm", "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"),
@@ -31,11 +31,11 @@ const FAMILIES: [(&str, &str); 5] = [
 const ONLY_SOLVER: &str = "MIOPEN_DEBUG_FIND_ONLY_SOLVER";
 /// The Python child.
 const CHILD: &str = "unhang._probe_child";
-/// What the Python child's one-line answers start with.
+/// The prefix of the Python child's one-line answers.
 const ANSWER: &str = "unhang-probe ";
-/// How long Python may take to import torch and say what it is.
+/// How long Python may take to import torch and describe it.
 const DESCRIBING: Duration = Duration::from_secs(120);
-/// How long a model may take to be made and to go forward and backward once, on the CPU.
+/// How long a model may take to be created and to run forward and backward once, on the CPU.
 const RECORDING: Duration = Duration::from_secs(600);
 
 /// What a child without torch is to do; for this program's own use.
@@ -59,7 +59,7 @@ impl ChildTask {
 /// The interpreter with torch.
 pub(crate) struct Python {
     program: String,
-    /// Version and build of torch, as they enter the fingerprint.
+    /// Version and build of torch, as in the fingerprint.
     pub torch: String,
     /// Whether torch sees a GPU.
     pub accelerator: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    /// Asks the interpreter what it has, in a child with a deadline: torch asks the GPU.
+    /// Asks the interpreter what it has, in a child with a deadline, because torch asks the GPU.
     pub(crate) fn describe(program: &Path) -> anyhow::Result<Python> {
         let answer = ask(program, &["--describe"], DESCRIBING)?;
         let text = |name: &str| answer[name].as_str().map(printable);
@@ -91,7 +91,7 @@ impl Python {
     }
 }
 
-/// The convolutions of a model, forward and backward, with how often each is used.
+/// The convolutions of a model, forward and backward, each with its number of uses.
 pub(crate) fn record_model(program: &Path, model: &str, input: &str) -> anyhow::Result<Vec<(String, u64)>> {
     let answer = ask(program, &["--record", model, "--input", input], RECORDING)?;
     if let Some(error) = answer["error"].as_str() {
@@ -124,16 +124,17 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
     }
 }
 
-/// What a child gets that tries MIOpen: the variables of a variant, and nothing of ours between it and the library. A program of
-/// `unhang run` hands its preloaded library on, and what that computes must not count as MIOpen's.
+/// The environment of a child that tries MIOpen: the variables of a variant, and nothing of ours between the child and
+/// the library. A program of `unhang run` passes its preloaded library on, and what that computes must not count as
+/// MIOpen's.
 pub(crate) fn environment(variant: &str) -> Vec<(String, Option<String>)> {
     let mut all = of_variant(variant);
     all.push(("UNHANG_MIOPEN".to_owned(), Some("0".to_owned())));
     all
 }
 
-/// The variables of a variant. What earlier searches left in MIOpen's find-db would favour other solvers, so where one
-/// family is meant it is not read.
+/// The variables of a variant. Results of earlier searches in MIOpen's find-db would favour other solvers, so a variant
+/// for one family does not read it.
 fn of_variant(variant: &str) -> Vec<(String, Option<String>)> {
     if let Some(profile) = Profile::named(variant) {
         return profile.lines.iter().map(|line| (line.name.to_owned(), line.value.map(str::to_owned))).collect();
@@ -151,7 +152,7 @@ fn of_variant(variant: &str) -> Vec<(String, Option<String>)> {
     all
 }
 
-/// The child that plays the card of a table. The folder stands for the card.
+/// The child that plays the card of a table. The folder represents the card.
 pub(crate) fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
     std::fs::write(folder.join("table.tsv"), table).context("cannot write the table for the children")?;
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
@@ -167,12 +168,12 @@ pub(crate) fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
 /// The child that plays a card.
 pub(crate) fn play(folder: &Path, engine: &dyn Engine) -> anyhow::Result<ExitCode> {
     let table = Table::parse(&std::fs::read_to_string(folder.join("table.tsv"))?)?;
-    // A prober that went away is how this ends.
+    // This ends when the prober goes away.
     let _ = serve(socket()?, &table, engine, folder);
     Ok(ExitCode::SUCCESS)
 }
 
-/// A child's way to its prober.
+/// The child's connection to its prober.
 pub(crate) fn socket() -> anyhow::Result<UnixStream> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
     Ok(UnixStream::from(socket))

@@ -1,4 +1,4 @@
-//! Our own kernels without torch: the child that tries them, and how it is started.
+//! Our own kernels without torch: the child that tries them, and its start.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -16,21 +16,21 @@ use super::super::text::print_text;
 use super::children::{ChildTask, socket};
 use crate::output::printable;
 
-/// What the answer's line starts with: libraries print other lines.
+/// The prefix of the answer's line: libraries print other lines.
 const ANSWER: &str = "unhang-jit ";
-/// How often a warm convolution is repeated to be timed.
+/// How often a warm convolution is repeated for timing.
 const REPEATS: u32 = 4;
 
-/// The GPU below the runtime that is installed here.
+/// The GPU of the runtime that is installed here.
 pub(super) struct ProbedGpu {
-    /// Its driver and the compiler, as they enter the fingerprint.
+    /// Its driver and the compiler, as in the fingerprint.
     pub software: String,
-    /// The device, as measurements are filed under.
+    /// The device under which measurements are filed.
     pub device: String,
 }
 
 impl ProbedGpu {
-    /// Asks in a child with a deadline: the runtime starts, and asks the GPU.
+    /// Asks in a child with a deadline, because the runtime starts and asks the GPU.
     pub(super) fn describe(deadline: Duration) -> anyhow::Result<ProbedGpu> {
         let outcome = supervise(&Child { command: command(ChildTask::Describe)?, environment: Vec::new(), deadline })?;
         let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
@@ -63,7 +63,7 @@ pub(super) fn child(task: ChildTask, judge: &dyn Engine) -> anyhow::Result<ExitC
             print_text(&answer::line(&format!("{ANSWER}{software} | {}\n", tuning::device(description))))?;
         }
         ChildTask::Serve => {
-            // A prober that went away is how this ends.
+            // This ends when the prober goes away.
             let _ = trial::serve(socket()?, Kernels { engine, software }, judge);
         }
     }

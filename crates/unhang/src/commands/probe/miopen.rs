@@ -1,4 +1,4 @@
-//! MIOpen without torch: what is here, asked in a child, and the children that drive it.
+//! MIOpen without torch: what is installed, determined in a child, and the children that drive it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,20 +12,20 @@ use unhang_probe::{Child, Ended, Launch, answer, supervise, trial};
 use super::children::{ChildTask, environment, socket};
 use crate::output::printable;
 
-/// What the answer's line starts with: libraries print other lines.
+/// The prefix of the answer's line: libraries print other lines.
 const ANSWER: &str = "unhang-miopen ";
 
-/// MIOpen as it is installed here, with a device below it.
+/// The installed MIOpen, with its device.
 pub(super) struct Library {
     file: Option<PathBuf>,
-    /// Its version and the runtime's, as they enter the fingerprint.
+    /// Its version and the runtime's, as in the fingerprint.
     pub software: String,
     /// The device, as the runtime names it.
     pub device: String,
 }
 
 impl Library {
-    /// Asks in a child with a deadline: the library and the runtime start, and ask the GPU.
+    /// Asks in a child with a deadline, because the library and the runtime start and ask the GPU.
     pub(super) fn describe(file: Option<&Path>, deadline: Duration) -> anyhow::Result<Library> {
         let command = command(ChildTask::Describe, file)?;
         let outcome = supervise(&Child { command, environment: Vec::new(), deadline })?;
@@ -76,7 +76,7 @@ pub(super) fn child(task: ChildTask, file: Option<&Path>, judge: &dyn Engine) ->
             )))?;
         }
         ChildTask::Serve => {
-            // A prober that went away is how this ends.
+            // This ends when the prober goes away.
             let _ = trial::serve(socket()?, miopen, judge);
         }
     }

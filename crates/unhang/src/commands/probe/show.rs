@@ -1,4 +1,4 @@
-//! What a probe shows: progress while it runs, and what it found.
+//! The output of a probe: progress while it runs, and its findings.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -7,25 +7,30 @@ use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Realm, Record, time};
+use unhang_machine::quoted;
 use unhang_probe::{Attempt, End, ProbeEvent, Probed, Tried};
+use unhang_report::{Cells, table_in_parts};
 
 use super::super::knowledge::Knowledge;
-use super::super::text::{print_safe_json, print_text, wrapped};
+use super::super::text::{print_safe_json, print_text, width, wrapped};
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
-/// The exit code when the GPU does not compute any more.
+/// The exit code if the GPU no longer computes.
 const GPU_LOST: u8 = 4;
-/// The exit code of a command that was interrupted: 128 and the number of SIGINT.
+/// The exit code of an interrupted command: 128 plus the number of SIGINT.
 pub(super) const INTERRUPTED: u8 = 130;
-/// How often a line is printed where there is no terminal to draw on.
+/// How often to print a line without a terminal to draw on.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// How many bad verdicts are listed; the rest is counted.
+/// The most bad verdicts to list; the rest is counted.
 const LISTED: usize = 40;
+
+/// What to do after the card was lost.
+const AFTER_A_LOSS: &str = "What was found is kept. Restart the machine (a reset of the card may not be enough), then start \
+                            the same probe again: it continues after the convolution that did this.";
 
 /// Whether a verdict keeps an engine from being used.
 pub(super) fn is_bad(verdict: Verdict) -> bool {
@@ -49,7 +54,7 @@ struct Count {
 }
 
 impl Progress {
-    /// For that many attempts. What hangs or crashes is said as it happens, where wanted.
+    /// Progress of that many attempts. Hangs and crashes are printed as they happen, if `talkative`.
     pub(super) fn new(total: usize, rehearsal: bool, talkative: bool) -> Progress {
         let drawn = std::io::stderr().is_terminal();
         let bar = if drawn && total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
@@ -63,7 +68,7 @@ impl Progress {
         Progress { bar, drawn: drawn && talkative, rehearsal, total, state: Mutex::new(state) }
     }
 
-    /// Takes notice of what happens. Called from the workers' threads.
+    /// Shows an event. Called from the workers' threads.
     pub(super) fn show(&self, event: &ProbeEvent<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
@@ -105,7 +110,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -128,7 +133,7 @@ pub(super) fn one_line(tried: &Tried) -> String {
     format!("{} {}: {}", tried.verdict, name(&tried.attempt), tried.detail)
 }
 
-/// What a probe found, with what was known before.
+/// The findings of a probe, with what was known before.
 pub(super) struct Found {
     order: HashMap<Attempt, usize>,
     entries: Vec<(Tried, bool)>,
@@ -142,7 +147,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// For these attempts; that many came to light as culprits of an earlier crash.
+    /// For these attempts; that many are culprits of an earlier crash.
     pub(super) fn new(attempts: &[Attempt], suspects: usize, rehearsal: Option<String>) -> Found {
         Found {
             order: attempts.iter().cloned().enumerate().map(|(index, attempt)| (attempt, index)).collect(),
@@ -157,7 +162,7 @@ impl Found {
         }
     }
 
-    /// Adds what was known before.
+    /// Adds a finding from before.
     pub(super) fn add_earlier(&mut self, record: Record) {
         let tried = Tried {
             attempt: Attempt { problem: record.problem, engine: record.engine, variant: record.variant },
@@ -175,7 +180,7 @@ impl Found {
         self.entries.push((tried, true));
     }
 
-    /// Adds what was found now.
+    /// Adds the findings of this probe.
     pub(super) fn add(&mut self, probed: Probed, seconds: f64) {
         self.entries.extend(probed.tried.into_iter().map(|tried| (tried, false)));
         self.entries.sort_by_key(|(tried, _)| self.order.get(&tried.attempt).copied());
@@ -186,14 +191,14 @@ impl Found {
         self.seconds = seconds;
     }
 
-    /// How the command ends, from what was found now and what was known before.
+    /// The command's exit code, from new and earlier findings.
     pub(super) fn exit_code(&self) -> u8 {
         match self.end {
             End::Lost(_) => GPU_LOST,
             End::Interrupted => INTERRUPTED,
             _ if self.entries.iter().any(|(tried, _)| is_bad(tried.verdict)) => FOUND_ERRORS,
             _ if !self.left.is_empty() => CANNOT_TELL,
-            // An engine that always fails was not tried at all: nothing is known, and nothing is well.
+            // An engine that always fails was not really tried: nothing is known, and that is not success.
             _ if self.are_errors_alone(|_| true) || self.are_errors_alone(|&is_earlier| !is_earlier) => CANNOT_TELL,
             _ => 0,
         }
@@ -284,61 +289,55 @@ impl Found {
     fn to_text(&self, knowledge: &Knowledge, machine: &str) -> String {
         let style = Style::for_stream(&std::io::stdout());
         let mut text = String::new();
+        let line = |text: &mut String, words: &str| {
+            let _ = writeln!(text, "{}", wrapped(&printable(words), 0, 2));
+        };
         match &self.rehearsal {
-            Some(name) => {
-                let _ = writeln!(text, "REHEARSAL of {}: no real card was tried", printable(name));
-            }
-            None => {
-                let _ = writeln!(text, "{}", knowledge.description());
-            }
+            Some(name) => line(&mut text, &format!("REHEARSAL of {name}: no real card was tried")),
+            None => line(&mut text, &knowledge.description()),
         }
         let _ = writeln!(text, "\n{}\n", self.summary_table());
         self.list_failures(&mut text, &style);
         if self.suspects > 0 {
-            let _ = writeln!(
-                text,
-                "{} by a probe that did not finish, and may have caused that (--again tries again)",
-                plural(self.suspects, "attempt was left", "attempts were left")
-            );
+            let left = plural(self.suspects, "attempt was left", "attempts were left");
+            let why = "by a probe that did not finish, and may have caused that (--again tries again)";
+            line(&mut text, &format!("{left} {why}"));
         }
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, why) in &self.left {
             *reasons.entry(why).or_default() += 1;
         }
         for (why, count) in reasons {
-            let _ = writeln!(text, "not tried: {count} ({})", printable(why));
+            line(&mut text, &format!("not tried: {count} ({why})"));
         }
         let known = self.entries.len() - self.now();
-        let _ = writeln!(
-            text,
-            "{} tried in {:.1} s with {}; {known} known from before{}",
-            self.now(),
-            self.seconds,
-            plural(self.children as usize, "child", "children"),
-            if known > 0 { " (--again tries them too)" } else { "" },
-        );
+        let again = if known > 0 { " (--again tries them too)" } else { "" };
+        let children = plural(self.children as usize, "child", "children");
+        let (now, seconds) = (self.now(), self.seconds);
+        line(&mut text, &format!("{now} tried in {seconds:.1} s with {children}; {known} known from before{again}"));
         if self.unwritten > 0 {
-            let _ = writeln!(text, "{} could not be written to the store: keep this output", self.unwritten);
+            line(&mut text, &format!("{} could not be written to the store: keep this output", self.unwritten));
         }
         self.tell_the_end(&mut text, &style);
-        // Without torch verdicts are kept under what was tried in its place, and a report has to be told.
+        // Without torch, verdicts are kept under what was tried in its place, and the report needs that fingerprint.
         let mut which = match &self.rehearsal {
             Some(_) => " --rehearsed".to_owned(),
             None if machine != knowledge.fingerprint => format!(" --machine {}", printable(machine)),
             None => String::new(),
         };
         if let Some(folder) = &knowledge.machine.described_by {
-            let _ = write!(which, " --root {}", printable(folder));
+            let _ = write!(which, " --root {}", printable(&quoted(folder)));
         }
         let place = if knowledge.is_about_an_emulated_card() { ", inside the same `unhang card run`" } else { "" };
+        // Commands stay whole, because people copy them.
         let _ = writeln!(
             text,
-            "the map: unhang report{which}\nas a page: unhang report{which} --html hang-map.html{place}"
+            "the map{place}:\n       unhang report{which}\nas a page:\n       unhang report{which} --html hang-map.html"
         );
         text
     }
 
-    /// What failed, up to a limit.
+    /// The failures, up to a limit.
     fn list_failures(&self, text: &mut String, style: &Style) {
         let mut listed = 0;
         let wanted = |verdict| is_bad(verdict) || verdict == Verdict::Error;
@@ -359,24 +358,22 @@ impl Found {
         }
     }
 
-    /// How the probe ended, where it did not come to its end.
+    /// How the probe ended, if it did not complete.
     fn tell_the_end(&self, text: &mut String, style: &Style) {
-        match &self.end {
+        let said = match &self.end {
             End::Lost(why) => {
-                let _ = writeln!(
-                    text,
-                    "{}: {}\n  What was found is kept. Restart the machine (a reset of the card may not be enough), then start\n  \
-                     the same probe again: it continues after the convolution that did this.",
-                    style.paint("The GPU is lost", Colour::Red),
-                    printable(why)
-                );
+                let head = "The GPU is lost";
+                let said = wrapped(&format!("{head}: {}", printable(why)), 0, 2);
+                let _ = writeln!(text, "{}", said.replacen(head, &style.paint(head, Colour::Red), 1));
+                wrapped(AFTER_A_LOSS, 2, 2)
             }
             End::Interrupted => {
-                *text += "interrupted; what was found is kept. Run the same command again to continue\n"
+                wrapped("interrupted; what was found is kept. Run the same command again to continue", 0, 2)
             }
-            End::Budget => *text += "the time is up. Run the same command again to continue\n",
-            End::Complete => {}
-        }
+            End::Budget => wrapped("the time is up. Run the same command again to continue", 0, 2),
+            End::Complete => return,
+        };
+        let _ = writeln!(text, "{said}");
     }
 
     fn summary_table(&self) -> String {
@@ -387,23 +384,18 @@ impl Found {
             counts[Verdict::ALL.iter().position(|it| *it == tried.verdict).unwrap_or_default()] += 1;
             times.extend(tried.seconds.filter(|_| tried.verdict.is_good()));
         }
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
         let mut header = vec!["engine".to_owned()];
         header.extend(Verdict::ALL.map(|verdict| verdict.to_string()));
         header.push("median".to_owned());
-        table.set_header(header);
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let mut lines = vec![header];
         for ((engine, variant), (counts, mut times)) in rows {
             let mut row = vec![if variant.is_empty() { engine.to_string() } else { format!("{engine}/{variant}") }];
             row.extend(counts.iter().map(|count| if *count == 0 { "·".to_owned() } else { count.to_string() }));
             times.sort_by(f64::total_cmp);
             row.push(times.get(times.len() / 2).map_or("·".to_owned(), |seconds| time::duration(*seconds)));
-            table.add_row(row);
+            lines.push(row);
         }
-        table.trim_fmt()
+        table_in_parts(width(), &lines, Cells::Numbers)
     }
 }
 

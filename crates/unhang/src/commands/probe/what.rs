@@ -34,7 +34,7 @@ pub(super) struct What {
 }
 
 impl What {
-    /// The layers of the table, where one is named.
+    /// The layers of the table, if one is named.
     pub(super) fn layers(&self) -> anyhow::Result<Option<Vec<Problem>>> {
         let Some(path) = &self.layers else { return Ok(None) };
         let text = read_table(path).context("cannot read the layers")?;
@@ -75,7 +75,7 @@ impl What {
         let mut known = HashSet::new();
         let mut problems: Vec<Problem> =
             counted.iter().filter(|(problem, _)| known.insert(problem)).map(|(problem, _)| problem.clone()).collect();
-        // Stable: what is used equally often stays in its order.
+        // The sort is stable: equally frequent convolutions keep their order.
         problems.sort_by_key(|problem| std::cmp::Reverse(uses[problem]));
         if problems.is_empty() {
             return Err(anyhow!("hint: name some with --layers FILE, --model MODULE:FACTORY --input SHAPE or --grid")

@@ -1,4 +1,4 @@
-//! Where the library at MIOpen's boundary is, and the variables by which the loader takes it into programs.
+//! Where the library at MIOpen's boundary is, and the variables that make the loader load it into programs.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ const LIBRARY: &str = "libunhang_miopen.so";
 const AUDIT: &str = "libunhang_miopen_audit.so";
 const ROUTE: &str = "UNHANG_MIOPEN_ROUTE";
 
-/// What to set so that programs have it; nothing where it is not there, and where `UNHANG_MIOPEN=0` declines. It is preloaded. The
-/// loader is audited too where that is asked for, and where the library cannot be preloaded.
+/// The variables that give programs the library. None if it is missing, or if `UNHANG_MIOPEN=0` declines it. It is
+/// preloaded. The loader is also audited if requested, and if the library cannot be preloaded.
 pub(super) fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_MIOPEN").filter(|it| !it.is_empty());
     if named.as_deref() == Some("0") {
@@ -53,7 +53,7 @@ pub(super) fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
 enum Listed {
     As(String),
     Already,
-    /// The loader has no way to quote.
+    /// It cannot be listed, because the loader has no quoting.
     CannotBe,
 }
 
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(with("", Path::new("/a b/l.so"), &[':']), listed("/a b/l.so"));
     }
 
-    /// The variables that are set for a library in a folder of that name.
+    /// The variables that are set for a library in a folder with that name.
     fn set(folder: &str, route: &str) -> Vec<&'static str> {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join(folder);

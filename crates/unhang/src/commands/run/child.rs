@@ -1,7 +1,7 @@
-//! One child in the foreground: signals pass through in both directions, and a hang that was reported ends it for sure.
+//! One child in the foreground: signals pass through in both directions, and a reported hang reliably ends it.
 //!
-//! The child stays in our process group, so that it owns the terminal as it would without us. What the terminal sends
-//! (Ctrl-C, Ctrl-Z, a new size) reaches it directly; what another process sends to us alone is handed on.
+//! The child stays in our process group, so that it owns the terminal as it would without us. Signals from the terminal
+//! (Ctrl-C, Ctrl-Z, a new size) reach it directly. Signals that another process sends only to us are passed on.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -19,7 +19,7 @@ use unhang_guard::Handle;
 use super::folder::{RunFolder, handle_of};
 use crate::output::say;
 
-/// How often reports are looked for.
+/// How often to look for reports.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a process that reported its hang may take to end by itself, and then to die of SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub(crate) enum Ended {
     Exited(u8),
     /// By this signal.
     Signalled(i32),
-    /// Not at all: it was killed after it had reported a hang, and is still there.
+    /// Not at all: it was killed after it had reported a hang, and still exists.
     Unkillable,
 }
 
@@ -40,7 +40,7 @@ enum ChildEvent {
     Ended(std::io::Result<Ended>),
 }
 
-/// Signals that are handed on. Those that were ignored when we were started (`nohup`) stay ignored, for the child too.
+/// The signals to pass on. Those that were ignored when we started (`nohup`) stay ignored, for the child too.
 pub(crate) struct Signals {
     sender: Sender<ChildEvent>,
     events: Mutex<Receiver<ChildEvent>>,
@@ -70,7 +70,7 @@ impl Signals {
         self.events.lock().unwrap_or_else(std::sync::PoisonError::into_inner).recv_timeout(patience)
     }
 
-    /// Waits; a signal that ends programs ends the wait too.
+    /// Waits. A signal that ends programs also ends the wait.
     pub(crate) fn wait(&self, time: Duration) -> Option<i32> {
         let until = Instant::now() + time;
         loop {
@@ -93,17 +93,17 @@ fn ignored_signals(status: &str) -> u64 {
 
 /// Runs a command to its end.
 pub(crate) fn run(mut command: Command, signals: &Signals, folder: Option<&RunFolder>) -> std::io::Result<Ended> {
-    // What the terminal sent before the program was there, nobody else heard.
+    // Nobody else received what the terminal sent before the program existed.
     if let Some(signal) = signals.wait(Duration::ZERO) {
         return Ok(Ended::Signalled(signal));
     }
-    // The thread first: a program that cannot be waited for must not be started.
+    // The thread comes first: a program that cannot be waited for must not be started.
     let child = wait_in_background(signals.sender.clone())?;
     let process = command.spawn()?;
     let handle = Handle::of_child(&process);
     let _ = child.send(Pid::from_child(&process));
     let mut reported = Reported::default();
-    // Since when a process of the run is known that does not die of SIGKILL: whoever waits for it waits for ever.
+    // Since when a process of the run is known not to die of SIGKILL. Waiting for it would take for ever.
     let mut giving_up: Option<Instant> = None;
     loop {
         match signals.next(LOOK_EVERY) {
@@ -129,10 +129,10 @@ pub(crate) fn run(mut command: Command, signals: &Signals, folder: Option<&RunFo
     }
 }
 
-/// The processes that reported a hang. They end themselves; one that does not is killed, and nobody else ever is.
+/// The processes that reported a hang. They end themselves. One that does not is killed; no other process ever is.
 #[derive(Default)]
 struct Reported {
-    /// By the report's name; without a process where it has ended, or is one that we may not touch.
+    /// By the report's name; `None` if the process has ended, or is one that we may not touch.
     seen: BTreeMap<String, Option<Hung>>,
 }
 
@@ -150,10 +150,11 @@ enum Stage {
 }
 
 impl Reported {
-    /// Looks for new reports and at those who reported before; the process that has just turned out not to die of SIGKILL.
+    /// Looks for new reports, and at the processes that reported before. Returns the process that has just turned out
+    /// not to die of SIGKILL.
     fn look(&mut self, folder: &RunFolder, patience: Duration) -> Option<u32> {
         for (name, report) in folder.reports() {
-            // Held on to at once: later the id may be somebody else's.
+            // Gets a handle at once: later the id may belong to somebody else.
             self.seen.entry(name).or_insert_with(|| {
                 let handle = handle_of(&report, folder.path())?;
                 Some(Hung { handle, since: Instant::now(), stage: Stage::Ending })
@@ -181,9 +182,9 @@ impl Reported {
     }
 }
 
-/// Waits for every child that there is: as the first process of a container, those that others left behind are ours.
+/// Waits for every child: as the first process of a container, we inherit those that others left behind.
 ///
-/// Returns where to say which of them is the program.
+/// Returns the channel on which to say which of them is the program.
 fn wait_in_background(tell: Sender<ChildEvent>) -> std::io::Result<Sender<Pid>> {
     let (give, take) = std::sync::mpsc::channel();
     std::thread::Builder::new().name("waiting".to_owned()).spawn(move || {
@@ -213,7 +214,7 @@ fn from_status(status: WaitStatus) -> Ended {
 }
 
 fn pass_on(number: i32, from_kernel: bool, child: &Handle) {
-    // What the terminal sends, it sends to the whole group; but of its end it tells the leader of the session alone.
+    // The terminal sends its signals to the whole group, except that it reports its end only to the session leader.
     let is_for_us_alone = number == SIGHUP && is_session_leader();
     if (!from_kernel || is_for_us_alone)
         && let Some(signal) = Signal::from_named_raw(number)
@@ -221,7 +222,7 @@ fn pass_on(number: i32, from_kernel: bool, child: &Handle) {
         child.send(signal);
     }
     if number == SIGTSTP {
-        // The shell waits for us to stop too; SIGCONT comes to both.
+        // The shell waits for us to stop too; SIGCONT reaches both.
         let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
     }
 }
@@ -230,8 +231,8 @@ fn is_session_leader() -> bool {
     rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
 }
 
-/// Dies of a signal, without a core of our own. Returns only from signals that do not end a process, and in the first
-/// process of a container, which none does.
+/// Dies of a signal, without a core dump. Returns only from signals that do not end a process, and in the first process
+/// of a container, which no signal ends.
 pub(crate) fn die_of(signal: i32) {
     if std::process::id() == 1 {
         return;
@@ -241,7 +242,7 @@ pub(crate) fn die_of(signal: i32) {
     let none = rustix::process::Rlimit { maximum: before.maximum, ..none };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let _ = signal_hook::low_level::emulate_default_handler(signal);
-    // Signals that the library does not know, the real-time ones among them.
+    // Signals that the library does not know, including the real-time ones.
     let _ = signal_hook::low_level::raise(signal);
 }
 
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
     use crate::commands::run::folder::VARIABLE;
 
-    /// A program that runs for a while, in a run, with its report as its watchdog would write it.
+    /// A program that runs for a while, in a run, with a report as its watchdog would write it.
     fn reporting(folder: &RunFolder, changes: impl Fn(&mut serde_json::Value)) -> Child {
         let child = Command::new("sleep").arg("100").env(VARIABLE, folder.path()).stdin(Stdio::null()).spawn().unwrap();
         let this = Identity::of_this_process();
@@ -339,7 +340,7 @@ mod tests {
     #[test]
     fn a_process_of_somebody_elses_run_is_never_touched() {
         let (_place, folder) = folder();
-        // Started by another, and without our folder: its parent is a shell that has ended.
+        // Started by another process, and without our folder: its parent is a shell that has ended.
         let line = "sleep 100 >/dev/null 2>&1 & echo $!";
         let output = Command::new("sh").args(["-c", line]).output().unwrap();
         let pid: u32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();

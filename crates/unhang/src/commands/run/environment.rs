@@ -1,4 +1,4 @@
-//! Which variables a run gets. What the user has set wins, and is said.
+//! Which variables a run gets. The user's own settings win, and are reported.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -13,7 +13,7 @@ use unhang_machine::profile::Profile;
 pub(crate) enum Action {
     /// It gets this value.
     Set,
-    /// The user's stays, although another was wanted.
+    /// The user's value stays, although another was intended.
     Kept,
 }
 
@@ -26,9 +26,9 @@ pub(crate) struct Decision {
     pub action: Action,
     /// The value that it has in the run.
     pub value: Option<String>,
-    /// The value that was wanted, where the user's stays; `None` if it should not be set.
+    /// The intended value, if the user's stays; `None` if it should not be set.
     pub wanted: Option<String>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -59,12 +59,12 @@ impl fmt::Display for Decision {
     }
 }
 
-/// What a profile comes to, given what is set. A line that wants nothing set and finds nothing set is not a decision.
+/// The effect of a profile, given what is set. If it wants nothing set and finds nothing set, that is not a decision.
 pub(crate) fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for line in &profile.lines {
         let wanted = line.value.map(str::to_owned);
-        // Why this profile was chosen is said once.
+        // The reason for this profile is given once.
         let why = if decisions.is_empty() { format!("; {why}") } else { String::new() };
         let reason = format!("{} [{}{why}]", line.reason, profile.name);
         let (action, value) = match (get(line.name), &wanted) {
@@ -79,8 +79,8 @@ pub(crate) fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Opt
     decisions
 }
 
-/// The chip that the card passes for in the run, where that is another one. An override of the user's that names the card's own
-/// chip changes nothing, and nothing is said of it.
+/// The chip that the runtime takes the card for in this run, if it is another one. A user's override that names the
+/// card's own chip changes nothing, and is not mentioned.
 pub(crate) fn settle_override(decisions: &mut Vec<Decision>, true_chip: Option<&str>) -> Option<String> {
     let at = decisions.iter().position(|it| it.name == "HSA_OVERRIDE_GFX_VERSION")?;
     let named = decisions[at].value.as_deref().and_then(unhang_machine::gfx_of_override)?;
@@ -93,8 +93,8 @@ pub(crate) fn settle_override(decisions: &mut Vec<Decision>, true_chip: Option<&
     None
 }
 
-/// Triton keeps what it compiled, and so does inductor, without the variable in the key: kernels that were compiled with
-/// buffer operations would be used again. So where those are off both get separate folders, unless they have some.
+/// Triton and inductor cache what they compiled, without the variable in the key: kernels compiled with buffer
+/// operations would be used again. So if those are off, both get separate folders, unless they already have some.
 pub(crate) fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     const KNOB: &str = "AMDGCN_USE_BUFFER_OPS";
     let decided = decisions.iter().find(|it| it.name == KNOB).and_then(|it| it.value.clone());
@@ -114,8 +114,8 @@ pub(crate) fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String
     folder("TRITON_CACHE_DIR", "triton").into_iter().chain(folder("TORCHINDUCTOR_CACHE_DIR", "inductor")).collect()
 }
 
-/// The interpreter that a command is, where it is one: its packages are looked through for torch. A script by its first
-/// line.
+/// The interpreter that a command is, if it is one, so that its packages are searched for torch. For a script, the one
+/// in its first line.
 pub(crate) fn python_of(program: &OsString) -> Vec<PathBuf> {
     let Some(path) = find_on_path(Path::new(program)) else { return Vec::new() };
     let is_python =
@@ -131,7 +131,7 @@ pub(crate) fn python_of(program: &OsString) -> Vec<PathBuf> {
     interpreter.filter(|path| is_python(path)).into_iter().collect()
 }
 
-/// The program that a name means, as the system finds it.
+/// The program for a name, as the system finds it.
 pub(crate) fn find_on_path(program: &Path) -> Option<PathBuf> {
     find_in(std::env::var_os("PATH").as_deref(), program)
 }

@@ -1,6 +1,6 @@
 //! The folder of a run: the sitecustomize that Pythons import, and what their watchdogs report.
 //!
-//! Python runs what is in it: see [`LastingFolder`] for where it is and how long it stays.
+//! Python runs what is in it. [`LastingFolder`] says where it is and how long it stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
@@ -19,15 +19,15 @@ use super::super::wheel::own_wheel;
 
 /// What every Python of the run imports at its start.
 const SITECUSTOMIZE: &str = include_str!("../../../../../python/unhang/_autoload/sitecustomize.py");
-/// No report is longer, and no run has more of them than are worth reading.
+/// The longest report, and the most reports of a run that are read.
 const LONGEST_REPORT: u64 = 64 * 1024;
 const MOST_REPORTS: usize = 1024;
 
-/// A folder that is there while the run is.
+/// A folder that exists as long as the run.
 pub(crate) struct RunFolder(LastingFolder);
 
-/// Holds on to the process that reported a hang, if it is still there and surely that one: of this boot and namespace, with
-/// the start time that it reported, and started by this run.
+/// Gets a handle to the process that reported a hang, if it still exists and is certainly the right one: of this boot
+/// and namespace, with the start time that it reported, and started by this run.
 pub(super) fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
     let identity = report.identity();
     if !identity.is_of_here() || identity.pid == std::process::id() {
@@ -41,17 +41,17 @@ pub(super) fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
     (handle.started_at(&identity.started) && is_ours()).then_some(handle)
 }
 
-/// What a run's folder holds from the start.
+/// The initial contents of a run's folder.
 fn fill(folder: &PrivateFolder) -> Result<(), NotPrivate> {
     folder.write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
-    // What a Python without unhang is to install.
+    // The wheel that a Python without unhang should install.
     folder.write("wheel", own_wheel().unwrap_or_else(|| WHEEL.to_owned()).as_bytes())?;
-    // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
+    // A file where Python would create a folder for its compiled copy, so that nothing unknown is left behind.
     folder.write("__pycache__", b"")
 }
 
 impl RunFolder {
-    /// Makes it where a lasting folder has a place, or says why there is none.
+    /// Creates it where a lasting folder can be, or says why there is no place.
     pub(crate) fn create() -> Result<RunFolder, String> {
         LastingFolder::create_filled(Purpose::Run, fill).map(RunFolder)
     }
@@ -67,7 +67,7 @@ impl RunFolder {
         self.0.folder()
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
@@ -80,7 +80,7 @@ impl RunFolder {
         names
     }
 
-    /// What hung so far, each with the name by which it is known.
+    /// The hangs so far, each with the name of its report.
     pub(crate) fn reports(&self) -> Vec<(String, HangReport)> {
         let read = |name: String| {
             let bytes = self.folder().read(&name, LONGEST_REPORT).ok()??;
@@ -89,7 +89,7 @@ impl RunFolder {
         self.report_names().into_iter().filter_map(read).collect()
     }
 
-    /// What was reported, which is then forgotten.
+    /// The reports, which are then deleted.
     pub(crate) fn take_reports(&self) -> Vec<HangReport> {
         let reports = self.reports();
         for name in self.report_names() {
@@ -99,15 +99,15 @@ impl RunFolder {
     }
 }
 
-/// What a process of the run computed, as it said at its end.
+/// What a process of the run computed, as reported at its end.
 #[derive(Debug, Default, Deserialize)]
 struct Summary {
-    /// Layers by the engine that computed most of their calls.
+    /// The number of layers by the engine that computed most of their calls.
     layers: BTreeMap<String, u64>,
 }
 
 impl RunFolder {
-    /// What was computed by what, in one line, over all processes that said so; and forgets it.
+    /// One line about which engines computed, over all processes that reported; then deletes the reports.
     pub(crate) fn take_summaries(&self) -> Option<String> {
         let names = self.folder().names().unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
         let names: Vec<String> = names.filter(|name| name.starts_with("done-") && name.ends_with(".json")).collect();
@@ -132,8 +132,8 @@ impl RunFolder {
         (!parts.is_empty()).then(|| parts.join(", "))
     }
 
-    /// What the shield did as code was loaded, over all processes of the run; and forgets it. None where it repaired nothing
-    /// and named nothing.
+    /// What the shield did as code was loaded, over all processes of the run; then deletes the reports. `None` if it
+    /// repaired nothing and named nothing.
     pub(crate) fn take_repairs(&self) -> Option<Repairs> {
         let mut repairs = Repairs::default();
         for line in self.take_lines("repaired-") {
@@ -146,7 +146,7 @@ impl RunFolder {
         (repairs.objects > 0 || !repairs.left.is_empty()).then_some(repairs)
     }
 
-    /// The lines of all files whose names start so; the files are removed.
+    /// The lines of all files with that prefix; the files are removed.
     fn take_lines(&self, prefix: &str) -> Vec<String> {
         let names = self.folder().names().unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
         let mut lines = Vec::new();
@@ -164,7 +164,7 @@ impl RunFolder {
 pub(crate) struct Repairs {
     objects: u64,
     functions: u64,
-    /// What it could not repair.
+    /// The kernels that it could not repair.
     pub left: Vec<UnrepairedKernel>,
 }
 
@@ -184,7 +184,7 @@ impl Repairs {
     }
 }
 
-/// A line as the shield writes it: the kernel, the reason, the remedy, with tabs between them.
+/// A line as the shield writes it: the kernel, the reason and the remedy, separated by tabs.
 fn kernel_of(line: &str) -> Option<UnrepairedKernel> {
     let mut parts = line.split('\t').map(str::to_owned);
     Some(UnrepairedKernel { name: parts.next()?, reason: parts.next()?, remedy: parts.next()? })

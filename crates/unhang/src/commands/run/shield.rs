@@ -1,8 +1,8 @@
-//! Where the shield is, and the variables by which AMD's runtime loads it.
+//! Where the shield is, and the variables that make AMD's runtime load it.
 //!
-//! The shield (`libunhang_shield.so`) repairs code objects as the runtime loads them. It is wanted where the runtime takes
-//! an RDNA1 card for another one. There MIOpen's own kernels, which are compiled at run time for that other chip, are
-//! compiled with LLVM's work-arounds turned on as well.
+//! The shield (`libunhang_shield.so`) repairs code objects as the runtime loads them. It is needed if the runtime takes
+//! an RDNA1 card for another chip. MIOpen's own kernels are then compiled at run time for that other chip, and LLVM's
+//! work-arounds are turned on for them as well.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use super::environment::Decision;
 /// The library's name.
 const LIBRARY: &str = "libunhang_shield.so";
 
-/// What to set so that kernels are compiled with the work-arounds, where the card passes for another one, and the shield is
-/// loaded; no shield where it is not there, and neither where `UNHANG_SHIELD=0` declines. In native code the shield has little to
-/// repair: there it is wanted to look whether queues move.
+/// The variables that load the shield and, if the card passes for another chip, compile kernels with the work-arounds.
+/// No shield if it is missing, and neither if `UNHANG_SHIELD=0` declines. In native code the shield has little to
+/// repair; there it checks whether queues make progress.
 pub(crate) fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_SHIELD").filter(|it| !it.is_empty());
     if named.as_deref() == Some("0") {
@@ -44,7 +44,7 @@ pub(crate) fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> 
     decisions
 }
 
-/// The library of ours that was named, else the one next to the program, in its `../lib`, or in the Python package there.
+/// Our named library, or else the one next to the program, in its `../lib`, or in the Python package there.
 pub(crate) fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(PathBuf::from(named)).filter(|path| path.is_file() && can_be_loaded(path));
@@ -56,8 +56,9 @@ pub(crate) fn find(library: &str, named: Option<&str>, program: Option<&Path>) -
     places.into_iter().map(|place| place.join(library)).find(|path| is_trusted(path, program) && can_be_loaded(path))
 }
 
-/// Whether a file next to the program may be run with the user's rights: it and its folder belong to us, to root or to whoever owns the
-/// program, and nobody else may write them but the groups of these. A program in a shared folder has neighbours.
+/// Whether a file next to the program may run with the user's rights. It and its folder must belong to us, to root or
+/// to the program's owner. Nobody else may write them except the groups of these. A program in a shared folder has
+/// neighbours.
 pub(crate) fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
     let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let of_program = program.and_then(|program| std::fs::metadata(program).ok()).map(|it| (it.uid(), it.gid()));
@@ -66,22 +67,22 @@ pub(crate) fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
         let is_known = |id: u32, ours: u32, of_program: Option<u32>| id == 0 || id == ours || Some(id) == of_program;
         let group_is_known = is_known(found.gid(), us.1, of_program.map(|it| it.1));
         let may_be_written = found.mode() & if group_is_known { 0o002 } else { 0o022 } != 0;
-        // What is in a sticky folder can only be replaced by its owner.
+        // In a sticky folder, only the owner can replace a file.
         let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
         is_sticky || (is_known(found.uid(), us.0, of_program.map(|it| it.0)) && !may_be_written)
     };
     path.is_file() && is_closed(path) && path.parent().is_some_and(is_closed)
 }
 
-/// Whether the loader can open a library: otherwise each program of the run would begin with an error of the loader's.
+/// Whether the loader can open a library. Otherwise each program of the run would begin with a loader error.
 fn can_be_loaded(library: &Path) -> bool {
     let mut start = [0; 5];
     let read = std::fs::File::open(library).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut start));
-    // An ELF file for 64 bits, as this program is.
+    // A 64-bit ELF file, like this program.
     read.is_ok() && start == *b"\x7fELF\x02"
 }
 
-/// Where the Python package may be that the program in this folder was installed with.
+/// Where the Python package may be that was installed with the program in this folder.
 pub(crate) fn packages(folder: &Path) -> Vec<PathBuf> {
     let library = folder.parent().map(|parent| parent.join("lib"));
     let entries = library.and_then(|library| std::fs::read_dir(library).ok()).into_iter().flatten();
@@ -91,14 +92,14 @@ pub(crate) fn packages(folder: &Path) -> Vec<PathBuf> {
     pythons.into_iter().filter(is_python).map(|path| path.join("site-packages/unhang")).collect()
 }
 
-/// The sitecustomize of the installed package, for a run that has no folder.
+/// The sitecustomize of the installed package, for a run without a folder.
 pub(crate) fn installed_autoload() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = packages(program.parent()?).into_iter().map(|package| package.join("_autoload"));
     folders.into_iter().find(|folder| is_trusted(&folder.join("sitecustomize.py"), Some(&program)))
 }
 
-/// The options with those that turn the work-arounds on. None if features are chosen already.
+/// The options plus those that turn the work-arounds on. `None` if features are already chosen.
 fn with_work_arounds(present: &str) -> Option<String> {
     if present.contains("-target-feature") {
         return None;
@@ -107,8 +108,8 @@ fn with_work_arounds(present: &str) -> Option<String> {
     Some(format!("{present} {}", features.join(" ")).trim_start().to_owned())
 }
 
-/// The list of tools with the shield at its end, as ROCr reads it: entries are separated by spaces, one with a space in
-/// it is quoted, and a backslash takes the next character as it is. None if the shield is in it.
+/// The list of tools with the shield at its end, in ROCr's syntax. Spaces separate entries, an entry with a space is
+/// quoted, and a backslash escapes the next character. `None` if the shield is already in it.
 fn with_tool(present: &str, shield: &Path) -> Option<String> {
     let path = shield.to_str()?;
     if present.contains(LIBRARY) {
@@ -124,7 +125,7 @@ fn with_tool(present: &str, shield: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What a library begins with.
+    /// The first bytes of a library.
     const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
 
     #[test]

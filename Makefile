@@ -1,4 +1,4 @@
-# make demo   a guided first run on whatever is here
+# make demo   a guided first run on whatever machine you have
 # make test   the full test suite; CI runs this and nothing else
 .PHONY: help demo test quick test-all test-rocm test-frameworks test-torch fuzz-emulator wheel check deny bench-cpu bench-overhead clean
 
@@ -32,12 +32,12 @@ test-rocm:
 	@tools/rocm-root build/rocm-root
 	@python3 tools/test-rocm
 
-# make test-frameworks   JAX from PyPI on the emulated card, against its own CPU; 2.2 GB to fetch once, 7 GB on disk
+# make test-frameworks   JAX, TensorFlow, CuPy, MIGraphX, llama.cpp and others on the emulated card: about 4 GB to fetch once, 20 GB on disk
 test-frameworks:
 	@tools/setup build
 	@python3 tools/test-frameworks
 
-# make test-torch   PyTorch 2.6 for HIP, compiled here, on the emulated card: 1.9 GB to fetch once, 13 GB on disk, an hour of compiling
+# make test-torch   PyTorch 2.6 for HIP, compiled here, on the emulated card: 2 GB to fetch once, 12 GB on disk, 42 minutes on two cores
 test-torch:
 	@tools/setup build python
 	@tools/torch-hip

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Whether memory grows: over many calls of one convolution, and over ever new sizes.
+"""Checks whether memory grows, over many calls of one convolution and over ever new sizes.
 
-Prints the process's resident memory after each tenth, and exits with 1 where the second half took more than the limit.
-Tables that hold a bounded number of plans are filled by the first half.
+Prints the process's resident memory after each tenth, and exits with 1 if the second half took more than the limit. The
+first half fills the tables that hold a bounded number of plans.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
         layer(x).sum().backward()
 
     def new(turn: int) -> None:
-        # Each of 100,000 sizes once, large and small ones in turns.
+        # Each of 100,000 sizes once, large and small ones alternating.
         which = turn * 7919 % 100_000
         batch, height, width = 1 + which % 10, 3 + which // 10 % 100, 3 + which // 1000
         layer(storage[: batch * height * width].view(batch, 1, height, width))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a call through unhang costs over plain torch, on a tiny convolution.
+"""The cost of a call through unhang over plain torch, on a tiny convolution.
 
-Times are of the process on one thread (not of the clock on the wall, which on a busy machine counts others too).
-Contenders take turns within each round; printed are medians over rounds and the 10th and 90th percentile of the
-difference. Plain torch is measured in a process of its own, where unhang was never imported: once its kernels are
-registered they stay, and "off" is a contender too.
+Times are processor times on one thread (the wall clock would also count other programs on a busy machine). Contenders
+take turns within each round. It prints medians over rounds, and the 10th and 90th percentile of the difference. Plain
+torch is measured in a separate process that never imports unhang: once registered, our kernels stay, and "off" is a
+contender too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def convolution():
 
 
 def serve_plain() -> None:
-    """The process of plain torch: a round for each line that comes."""
+    """The process of plain torch: a round for each line that it reads."""
     call = convolution()
     with torch.no_grad():
         for _ in sys.stdin:

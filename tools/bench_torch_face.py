@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What stands between a program and our GPU kernels: small convolutions and whole training steps in eager mode.
+"""The cost between a program and our GPU kernels: small convolutions and whole training steps in eager mode.
 
-On an NVIDIA GPU, f32, TF32 off: unhang's ``jit``, and torch with cuDNN where our kernels were never registered, each in
-a process of its own. They take turns in every round, and the ratio is taken within rounds. Printed are medians, and the 10th and 90th percentile of the ratio (above 1: unhang is
-faster). ``--only NAME`` runs one of them.
+On an NVIDIA GPU, f32, TF32 off: unhang's ``jit``, and torch with cuDNN without our kernels, each in a separate process.
+They take turns in every round, and the ratio is taken within rounds. It prints medians, and the 10th and 90th
+percentile of the ratio (above 1: unhang is faster). ``--only NAME`` runs one of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def network(name: str) -> Callable[[], torch.nn.Module]:
 
 
 def yolo() -> torch.nn.Module:
-    """Its layers in plain torch: ultralytics need not be here, and nothing of it is measured."""
+    """Its layers in plain torch: ultralytics may be missing, and nothing of it is measured."""
     sys.path.insert(0, str(Path(__file__).parent / "gpu-bench"))
     from yolov8n import YoloV8n
 
@@ -89,7 +89,8 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def serve(contender: str, name: str) -> None:
-    """One contender's process: a round for each line that comes. In that of torch with cuDNN unhang is never imported."""
+    """One contender's process: a round for each line that it reads. The one of torch with cuDNN never imports
+    unhang."""
     call = CASES[name]()
     if contender == "ours":
         import unhang
@@ -107,7 +108,7 @@ def serve(contender: str, name: str) -> None:
 
 
 class Contender:
-    """A process that runs a round when it is told to."""
+    """A process that runs a round on request."""
 
     def __init__(self, contender: str, name: str) -> None:
         self.process = subprocess.Popen(

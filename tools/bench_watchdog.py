@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What the watchdog costs a call: host time of a small convolution on a GPU, through unhang with and without it.
+"""The cost of the watchdog per call: host time of a small convolution on a GPU, through unhang with and without it.
 
-Contenders take turns; what is shown is the median over rounds, and the 10th and 90th percentile of the difference.
+Contenders take turns. It prints the median over rounds, and the 10th and 90th percentile of the difference.
 """
 
 from __future__ import annotations

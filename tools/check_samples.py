@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Torch's own samples of every convolution, with unhang and without: results, strides, gradients and errors compared.
+"""Compares torch's own samples of every convolution with and without unhang: results, strides, gradients and errors.
 
-``OpInfo`` and ``ModuleInfo`` are what torch tests its operators and layers with. Each sample is also given in channels_last,
-and as a view with gaps, and is computed often enough for the direct path, which sees no call that is new. Prints one line
-for each kind of convolution and those samples that differ; exits with 1 if any does.
+Torch tests its operators and layers with ``OpInfo`` and ``ModuleInfo``. Each sample also runs in channels_last and as a
+view with gaps. It runs often enough for the direct path, which sees no new calls. Prints one line for each kind of
+convolution, and the samples that differ; exits with 1 if any does.
 
     tools/check_samples.py --device cpu --strategy cpu_fallback
     tools/check_samples.py --device cuda --strategy jit
@@ -40,20 +40,20 @@ OPERATORS = (
 )
 _LAYERS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 MODULES = (*_LAYERS, *(f"Lazy{name}" for name in _LAYERS))
-# Torch lists single and double precision for layers, and has both on every device; halves it has too.
+# Torch lists single and double precision for layers, and has both on every device; it has halves too.
 _HALVES = (torch.float16, torch.bfloat16)
 
 # A call is timed four times on the CPU, then remembered, and computed without Python from then on.
 TURNS = 6
 
-# What tools/torch-hip's reduced build says of a function that it does not have.
+# The message of tools/torch-hip's reduced build about a missing function.
 LEFT_OUT = "this build of PyTorch for HIP has no"
 
 Sample = tuple[str, str, Callable[[], list[Any]]]
 
 
 def forms(tensor: Any) -> Iterator[tuple[str, Any]]:
-    """The same numbers, laid out in other ways."""
+    """The same numbers in other layouts."""
     yield "as it is", tensor
     if isinstance(tensor, torch.Tensor) and tensor.dim() == 4:
         yield "channels_last", tensor.to(memory_format=torch.channels_last)
@@ -66,7 +66,7 @@ def on(device: str, value: Any) -> Any:
 
 
 def outcome(compute: Callable[[], list[Any]]) -> list[Any]:
-    """Results, or the kind of error. (Torch's texts name addresses now and then, and are compared in the tests.)"""
+    """Results, or the kind of error. (Torch's texts sometimes contain addresses, and are compared in the tests.)"""
     try:
         return compute()
     except Exception as error:
@@ -82,7 +82,8 @@ def with_gradients(call: Callable[..., Any], tensors: list[torch.Tensor]) -> lis
 
 
 def moves(tensor: torch.Tensor) -> list[int]:
-    """The strides that matter: along a dimension of one element nothing moves, and torch's own kernels differ there."""
+    """The strides that matter: a dimension of one element has no meaningful stride, and torch's own kernels differ
+    there."""
     return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
 
@@ -104,7 +105,7 @@ def first_difference(ours: list[Any], plain: list[Any], *, strides: bool) -> str
 
 
 def _stand_in_for_expecttest() -> None:
-    """Torch's test helpers import a package of snapshots that nothing here uses."""
+    """Torch's test helpers import a snapshot package that nothing here uses."""
     try:
         import expecttest  # noqa: F401
     except ImportError:
@@ -116,12 +117,12 @@ def _stand_in_for_expecttest() -> None:
 def operator_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    # After the import, which takes numbers too.
+    # After the import, which uses random numbers too.
     torch.manual_seed(0)
     for info in op_db:
         if info.name not in OPERATORS or dtype not in info.supported_dtypes(torch.device(device).type):
             continue
-        # Made by the CPU, so that they are the same numbers for every device.
+        # Created on the CPU, so that every device gets the same numbers.
         given = list(info.sample_inputs("cpu", dtype))
         if info.error_inputs_func is not None:
             given += [it.sample_input for it in info.error_inputs("cpu")]
@@ -157,7 +158,7 @@ def module_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
                     built = sample.constructor_input
                     options = {**built.kwargs, **({"device": "cpu"} if "device" in built.kwargs else {})}
                     module = info.module_cls(*built.args, **options).to(device, dtype)
-                    # What a layer is made for here is its first call: a lazy one has no parameters before it.
+                    # A layer is created here for its first call: a lazy one has no parameters before it.
                     made = module(*rest, **sample.forward_input.kwargs).detach()
                     names = [name for name, _ in module.named_parameters()]
 
@@ -172,9 +173,9 @@ def module_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def samples(device: str, dtypes: Iterable[torch.dtype]) -> list[Sample]:
-    """All of them: the kind of convolution, which sample it is, and what computes it."""
+    """All samples: the kind of convolution, which sample it is, and the function that computes it."""
     _stand_in_for_expecttest()
-    # Torch looks for Triton, and tools/triton beside this file is not that.
+    # Torch looks for Triton, and tools/triton next to this file is not that.
     sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).resolve().parent)]
     return [it for dtype in dtypes for source in (operator_samples, module_samples) for it in source(device, dtype)]
 
@@ -189,8 +190,8 @@ def check(
     rehearse: bool = False,
     reference: Iterable[Sample] | None = None,
 ) -> tuple[dict[str, int], list[str]]:
-    """How many samples there are of each kind, and those that differ in any turn from the same without unhang, or from
-    their like of another device."""
+    """The number of samples of each kind. Also those that differ in any turn from the same without unhang, or from
+    their counterpart on another device."""
     listed = list(listed)
     wanted = [outcome(compute) for _, _, compute in (listed if reference is None else reference)]
     plain = [(*sample, want) for sample, want in zip(listed, wanted)]
@@ -228,10 +229,10 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     dtypes = [getattr(torch, name) for name in chosen.dtypes.split(",")]
-    # A lazy layer makes its parameters where it is first called, from that device's random numbers.
+    # A lazy layer creates its parameters where it is first called, from that device's random numbers.
     kept = [it for it in samples(chosen.device, dtypes) if chosen.reference is None or not it[0].startswith("Lazy")]
     listed = kept[:: chosen.every]
-    # Devices differ in how they lay results out.
+    # Devices lay out results differently.
     strides = chosen.reference is None and not chosen.no_strides
     reference = None
     if chosen.reference is not None:

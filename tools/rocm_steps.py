@@ -1,6 +1,7 @@
-"""Steps on the emulated card, inside a root of tools/rocm-root, each in several settings: for tools/test-rocm and tools/test-frameworks.
+"""Steps on the emulated card, inside a root of tools/rocm-root, each in several settings: for tools/test-rocm and
+tools/test-frameworks.
 
-Every step runs in a process tree of its own with a deadline. What the card stopped, it names.
+Every step runs in a separate process tree with a deadline. If the card stops something, the step names it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SPOOF = {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
 #: How a step may end.
 PASSED, STOPPED, REFUSED, FAILED, LATE, NOT_RUN = "passed", "stopped", "refused", "failed", "deadline", "not run"
-#: What is expected where a setting changes nothing for a program: it is not run there.
+#: The expectation if a setting changes nothing for a program: it is not run there.
 NO_MIOPEN = "calls no MIOpen"
 
 ALWAYS = {
-    # The driver's own reference on the GPU is MIOpen again, so that it would judge itself.
+    # The driver's own reference on the GPU is MIOpen again, so it would judge itself.
     "MIOPEN_DRIVER_USE_GPU_REFERENCE": "0",
     "MIOPEN_LOG_LEVEL": "3",
-    # Debian's MIOpen comes without the sources of its Winograd kernels, and a search that meets one fails.
+    # Debian's MIOpen lacks the sources of its Winograd kernels, and a search that meets one fails.
     "MIOPEN_DEBUG_CONV_WINOGRAD": "0",
-    # Nor does it find its assembler by itself.
+    # It does not find its assembler by itself either.
     "MIOPEN_EXPERIMENTAL_GCN_ASM_PATH": "/usr/bin/clang-21",
     "LC_ALL": "C.UTF-8",
 }
@@ -36,7 +37,7 @@ ALWAYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a program is started with."""
+    """How a program is started."""
 
     variables: dict[str, str] = dataclasses.field(default_factory=dict)
     #: Words before the step's command.
@@ -50,12 +51,13 @@ class Step:
     name: str
     command: str
     deadline: int = 300
-    #: What a right run prints, besides ending with 0: a regular expression.
+    #: What a correct run prints, in addition to ending with 0: a regular expression.
     prints: str = ""
     expected: tuple[str, ...] = (PASSED, STOPPED, PASSED)
-    #: What the card does at the first hazard. Where it hangs, what the program prints decides: the hazard is wanted.
+    #: What the card does at the first hazard. If it hangs, the program's output decides, because the hazard is
+    #: intended.
     hazards: str = "fault"
-    #: What a program prints that does not want this card: a regular expression.
+    #: The output of a program that rejects this card: a regular expression.
     refuses: str = ""
 
 
@@ -70,7 +72,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Where steps run: a root, the folder of what is built of this repository, settings, and a name for logs and tables."""
+    """Where steps run: a root, the folder with this repository's build, settings, and a name for logs and tables."""
 
     root: Path
     built: str
@@ -83,7 +85,8 @@ class Stage:
 
     @property
     def home(self) -> str:
-        """Where a step's home is inside the root: MIOpen's kernels are compiled once for a setting. Several runs may share a root."""
+        """A step's home inside the root: MIOpen's kernels are compiled once per setting. Several runs may share a
+        root."""
         return f"/tmp/test-{self.name}-{os.getpid()}"
 
     def enter(self, *words: str) -> list[str]:
@@ -91,7 +94,7 @@ class Stage:
         return [str(REPOSITORY / "tools" / "rocm-root"), str(self.root), "--enter", *words]
 
     def missing(self) -> str:
-        """What is not there, and what to do."""
+        """What is missing, and what to do."""
         if not (self.root / ".unpacked").exists():
             return f"error: {self.root} is no ROCm root\nhint: tools/rocm-root {self.root}"
         names = (
@@ -105,7 +108,7 @@ class Stage:
         return f"error: {', '.join(absent)}: not in {self.built}\nhint: tools/setup build" if absent else ""
 
     def run(self, step: Step, setting: str) -> Result:
-        """Runs a step to its end or its deadline, with everything that it started."""
+        """Runs a step, with everything that it started, to its end or its deadline."""
         chosen = self.settings[setting]
         journal = f"{self.home}/{setting}/card.json"
         unhang = f"/repository/{self.built}/unhang"
@@ -119,7 +122,7 @@ class Stage:
             code = run_until(command, step.deadline, output.fileno())
         seconds = time.monotonic() - began
         text = log.read_text(errors="replace")
-        # A prober keeps what its children say to itself; the card's journal has what stopped them.
+        # A prober does not print its children's messages; the card's journal says what stopped them.
         hazards = self.root.joinpath(journal[1:])
         if hazards.exists():
             text += "".join(line for line in hazards.open(errors="replace") if '"event":"hazard"' in line)
@@ -127,7 +130,7 @@ class Stage:
         return Result(*judge(step, code, text), seconds)
 
     def run_all(self, steps: list[Step], settings: list[str]) -> int:
-        """Runs steps in settings, says how each ended, and returns the exit code."""
+        """Runs steps in settings, prints how each ended, and returns the exit code."""
         results: dict[tuple[str, str], Result] = {}
         counts = {"passed": 0, "failed": 0, "skipped": 0}
         total = len(steps) * len(settings)
@@ -157,9 +160,9 @@ class Stage:
         return 1 if counts["failed"] else 0
 
     def play(self, steps: list[Step], settings: list[str]) -> int:
-        """As [`run_all`], with folders that are made before and removed after it, however it ends."""
+        """Like [`run_all`], with folders that are created before and removed after it, however it ends."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        # Whoever ends this by a signal wants its steps ended too, and nothing left in the root.
+        # Ending this by a signal must also end its steps, and leave nothing in the root.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         home = self.root.joinpath(self.home[1:])
         try:
@@ -174,7 +177,7 @@ class Stage:
 
 
 def run_until(command: list[str], deadline: int, output: int) -> int | None:
-    """Runs a command with everything that it started: its exit code, or None where it was late."""
+    """Runs a command with everything that it started. Returns its exit code, or None if it was late."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
         return process.wait(deadline)
@@ -188,7 +191,7 @@ def run_until(command: list[str], deadline: int, output: int) -> int | None:
 
 
 def judge(step: Step, code: int | None, text: str) -> tuple[str, str]:
-    """How a step ended, from its exit code and what it printed."""
+    """How a step ended, from its exit code and output."""
     rules = sorted(set(re.findall(r"hazard ([a-z0-9-]+) at", text)))
     if rules and step.hazards == "fault":
         where = re.search(r"kernel [^\n]*hazard [^`\n]*`[^`\n]*`", text)

@@ -41,7 +41,7 @@ fn machine() -> &'static Path {
     static MACHINE: OnceLock<PathBuf> = OnceLock::new();
     MACHINE.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        // Nobody is told of the end of a run: it stays where everything of the build does.
+        // Nobody hears of the end of a run: it stays where everything of the build does.
         let folder = root.join(format!("build/fuzz/machine-{}", std::process::id()));
         let fixture = root.join("crates/unhang-machine/fixtures/rx5600xt-rocm5.7");
         copy(&fixture, &folder).expect("the machine");

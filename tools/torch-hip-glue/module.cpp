@@ -28,7 +28,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
     THCPEvent_init(module);
     THCPGraph_init(module);
     THCPMemPool_init(module);
-    // Context.h: a ROCm build searches MIOpen's solvers unless it is told not to. The field is in the CPU's library here.
+    // Context.h: a ROCm build searches MIOpen's solvers unless that is turned off. The field is in the CPU's library here.
     at::globalContext().setBenchmarkCuDNN(true);
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_ImportError, error.what());

@@ -1,4 +1,4 @@
-"""``tools/test --stress`` finds what fails in one of several rounds, and leaves no process behind."""
+"""``tools/test`` names what failed. ``--stress`` finds what fails in one of several rounds, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -54,3 +54,19 @@ def test_every_core_is_busy_meanwhile_and_none_afterwards(tool: ModuleType, caps
     assert seen == [os.cpu_count()] * 2
     assert busy() == 0
     assert "all 2 rounds are green" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("printed", "named"),
+    [
+        ("test pooling::max ... ok\ntest pooling::mean ... FAILED\ntest result: FAILED. 1 passed; 1 failed; 0 ignored", ["pooling::mean"]),
+        ("error: 1 target failed:\n    `-p unhang-gpu --test ahead`", ["-p unhang-gpu --test ahead"]),
+        ("FAILED tests/test_run.py::test_a - assert 1 == 2\n1 failed, 2 passed in 0.10s", ["tests/test_run.py::test_a"]),
+        ("no word about it", ["code 1"]),
+    ],
+)  # fmt: skip
+def test_what_failed_is_named(tool: ModuleType, printed: str, named: list[str]) -> None:
+    totals = tool.Totals()
+    tool.run("sample", [sys.executable, "-c", f"print({printed!r}); raise SystemExit(1)"], totals)
+    assert totals.failures == [f"sample: {name}" for name in named]
+    assert totals.failed == 1

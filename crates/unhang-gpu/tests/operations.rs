@@ -1,8 +1,9 @@
-//! Batch normalisation, pooling and reductions on the emulated card: compiled by hiprtc for gfx1010, executed instruction by instruction with the hazards of that
-//! chip and races between waves checked, and compared with the definition.
+//! Batch normalisation, pooling and reductions on the emulated card: compiled by hiprtc for gfx1010, executed instruction by
+//! instruction with the hazards of that chip and races between waves checked, and compared with the definition.
 
 mod normalizations;
 mod numbers;
+mod on_card;
 mod poolings;
 mod reductions;
 
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use normalizations::{Case, OPERATIONS};
-use numbers::Memory;
+use on_card::OnCard;
 use poolings::KINDS;
 use unhang_conv::DataType;
 use unhang_gpu::GpuSettings;
@@ -19,21 +20,6 @@ use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::normalization::{ActivationKind, Operation};
 use unhang_gpu::reduction::ReductionKind;
 use unhang_isa::Chip;
-
-/// The card's memory.
-struct OnCard<'a>(&'a Emulated);
-
-impl Memory for OnCard<'_> {
-    fn put(&mut self, bytes: &[u8]) -> u64 {
-        self.0.allocate(bytes)
-    }
-
-    fn get(&self, at: u64, bytes: usize) -> Vec<u8> {
-        let mut found = vec![0; bytes];
-        self.0.read(at, &mut found).unwrap();
-        found
-    }
-}
 
 /// The card as it is, with races checked, and retagged for the runtime of a spoof. None without a compiler.
 fn engines(folder: &Path) -> Option<[EmulatedEngine; 2]> {

@@ -196,14 +196,15 @@ fn lines_fit_the_terminal() {
 }
 
 #[test]
-fn what_only_reads_creates_no_folder_of_a_mistyped_name() {
+fn what_adds_nothing_creates_no_folder_of_a_mistyped_name() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().join("unhagn");
     let key = record(64, Verdict::Works).problem.to_string();
     let imported = unhang(&home, &["evidence", "import", "nowhere.jsonl"]);
     assert!(imported.status.code() == Some(2) && !home.exists(), "{:?}", text(&imported));
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 7] = [
         &["evidence", "list"],
+        &["evidence", "forget", "--all"],
         &["evidence", "tunings"],
         &["evidence", "export", "-"],
         &["plan", &key],

@@ -6,7 +6,20 @@
 //! * `ship_kernels --prove K N FOLDER CACHE`: runs the K-th part of the proof of the packed objects on the emulated chip;
 //! * `ship_kernels --seal FOLDER CACHE`: notes in the list what was proven, and fails if anything was not.
 
+#[path = "../../tests/normalizations/mod.rs"]
+#[allow(dead_code, reason = "tests choose cases by more than is asked here")]
+mod normalizations;
+#[path = "../../tests/numbers/mod.rs"]
+mod numbers;
+#[path = "../../tests/on_card/mod.rs"]
+mod on_card;
+#[path = "../../tests/poolings/mod.rs"]
+mod poolings;
 mod prove;
+#[path = "../../tests/reductions/mod.rs"]
+#[allow(dead_code, reason = "tests choose cases by more than is asked here")]
+mod reductions;
+mod work;
 
 use std::path::Path;
 

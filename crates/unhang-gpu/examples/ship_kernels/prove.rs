@@ -1,6 +1,6 @@
-//! The proof of a package's kernels: every function of every object computes problems of the suite on the emulated chip that
-//! it was compiled for, with hazard checks. Each runs from the very bytes that are packed, without a compiler, and is
-//! compared with the reference in f64. What was proven is kept in a ledger, so that the next build proves only what
+//! The proof of a package's kernels: every function of every object computes something on the emulated chip that it was
+//! compiled for, with hazard checks. Each runs from the very bytes that are packed, without a compiler, and is compared
+//! with the reference in f64. What was proven is kept in a ledger, so that the next build proves only what
 //! changed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -14,33 +14,30 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Problem};
 use unhang_gpu::GpuSettings;
 use unhang_gpu::cache::Key;
-use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::{CompileError, NoCompiler};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
-use unhang_gpu::plan::{Form, LaunchPlan, Stage};
-use unhang_gpu::shapes::Shape;
 use unhang_gpu::shipped::{self, Shipped};
 use unhang_isa::Chip;
-use unhang_suite::{any_problem, check};
+use unhang_suite::any_problem;
 
 use super::Outcome;
+use super::work::Work;
 
 /// Random problems of each type, beside one of each kind that the package tells apart.
 const RANDOM: usize = 300;
 /// Problems that each function has to compute; the emulated RDNA2 is there to show that its objects are whole.
 const PROBLEMS: [(Chip, u32); 2] = [(Chip::Gfx1010, 2), (Chip::Gfx1030, 1)];
-/// A problem of fewer operations hardly fills a wave.
-const LEAST_OPERATIONS: f64 = 20_000.0;
 
-/// A way to compute a problem with packed objects.
+/// A function of an object: the object's SHA-256, the function's name, and the way through its code.
+type Function = (String, &'static str, Vec<i32>);
+
+/// Work for packed objects.
 struct Trial {
     target: Chip,
-    problem: Problem,
-    choice: Choice,
+    work: Work,
     /// The SHA-256 of each object that it runs.
     objects: HashSet<String>,
-    /// The objects' functions.
-    functions: HashSet<(String, &'static str)>,
+    functions: HashSet<Function>,
     /// How long it takes to emulate, in products and small instructions.
     cost: f64,
 }
@@ -50,8 +47,7 @@ impl Trial {
     fn name(&self, program: &str) -> String {
         let mut objects: Vec<&str> = self.objects.iter().map(String::as_str).collect();
         objects.sort_unstable();
-        let what =
-            [self.target.name().to_owned(), self.problem.to_string(), self.choice.to_string(), program.to_owned()];
+        let what = [self.target.name().to_owned(), self.work.to_string(), program.to_owned()];
         Key::of(what.iter().map(String::as_str).chain(objects)).to_string()
     }
 }
@@ -67,33 +63,18 @@ fn problems() -> Vec<Problem> {
     problems
 }
 
-fn cost(stage: &Stage) -> f64 {
-    let blocks: f64 = stage.grid.iter().map(|&n| f64::from(n)).product();
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
-    let each = match stage.shape {
-        Shape::Gemm(shape) => {
-            constant("BM") * constant("BN") * (constant("BK") * f64::from(shape.steps_per_split) + 16.0)
-        }
-        Shape::Weights(shape) => {
-            constant("BM") * constant("BN") * (constant("BK") * f64::from(shape.steps_per_split) + 16.0)
-        }
-        Shape::Fused(shape) => 256.0 * 64.0 * 2.0 * f64::from(shape.reduced + 8),
-        _ => f64::from(stage.block) * 400.0,
-    };
-    blocks * each
-}
-
 /// The cheapest trials by which every function has its problems.
 fn trials(shipped: &Shipped) -> Vec<Trial> {
-    let problems = problems();
+    let convolutions = problems();
+    let convolutions = convolutions.iter().flat_map(Work::of_convolution);
+    let work: Vec<Work> = convolutions.chain(Work::of_operations()).collect();
     let mut chosen = Vec::new();
     for (target, wanted) in PROBLEMS {
-        let mut all: Vec<Trial> = problems.iter().flat_map(|problem| trials_of(shipped, target, problem)).collect();
-        let is_small = |trial: &Trial| trial.problem.flops() < LEAST_OPERATIONS;
-        all.sort_by(|a, b| is_small(a).cmp(&is_small(b)).then(a.cost.total_cmp(&b.cost)));
-        let mut counts: HashMap<(String, &str), u32> = HashMap::new();
+        let mut all: Vec<Trial> = work.iter().filter_map(|work| trial_of(shipped, target, work)).collect();
+        all.sort_by(|a, b| a.work.is_small().cmp(&b.work.is_small()).then(a.cost.total_cmp(&b.cost)));
+        let mut counts: HashMap<Function, u32> = HashMap::new();
         for trial in all {
-            let lacks = |function: &(String, &'static str)| counts.get(function).is_none_or(|&count| count < wanted);
+            let lacks = |function: &Function| counts.get(function).is_none_or(|&count| count < wanted);
             if trial.functions.iter().any(lacks) {
                 for function in &trial.functions {
                     *counts.entry(function.clone()).or_default() += 1;
@@ -105,33 +86,16 @@ fn trials(shipped: &Shipped) -> Vec<Trial> {
     chosen
 }
 
-fn trials_of(shipped: &Shipped, target: Chip, problem: &Problem) -> Vec<Trial> {
-    let mut found = Vec::new();
-    for choice in shipped::general_choices(problem) {
-        let Ok(plan) = LaunchPlan::general(problem, &choice) else { continue };
-        let mut trial = Trial {
-            target,
-            problem: problem.clone(),
-            choice,
-            objects: HashSet::new(),
-            functions: HashSet::new(),
-            cost: plan.stages.iter().map(cost).sum(),
-        };
-        let mut whole = true;
-        for stage in &plan.stages {
-            match shipped.entry(&stage.kernel, target.name()) {
-                Some(entry) => {
-                    trial.objects.insert(entry.sha256.clone());
-                    trial.functions.insert((entry.sha256.clone(), stage.kernel.entry));
-                }
-                None => whole = false,
-            }
-        }
-        if whole {
-            found.push(trial);
-        }
+/// Work by packed objects; `None` if one that it needs is not among them.
+fn trial_of(shipped: &Shipped, target: Chip, work: &Work) -> Option<Trial> {
+    let (ways, cost) = work.ways()?;
+    let (mut objects, mut functions) = (HashSet::new(), HashSet::new());
+    for (kernel, way) in ways {
+        let object = shipped.entry(&kernel, target.name())?.sha256.clone();
+        objects.insert(object.clone());
+        functions.insert((object, kernel.entry, way));
     }
-    found
+    Some(Trial { target, work: work.clone(), objects, functions, cost })
 }
 
 /// This program, so that another emulator proves anew.
@@ -179,10 +143,9 @@ pub(crate) fn prove([share, of]: [usize; 2], folder: &Path, cache: &Path) -> Out
             continue;
         }
         let engine = if trial.target == Chip::Gfx1010 { &engines[turn / of.max(1) % 2] } else { &newer };
-        engine.use_form(Some((trial.choice, Form::General)));
-        match check(engine, &trial.problem, turn as u64) {
-            Ok(_) => writeln!(file, "{name}")?,
-            Err(failure) => wrong.push(format!("{} on {} by {}: {failure}", trial.choice, trial.problem, trial.target)),
+        match trial.work.check(engine, turn as u64) {
+            Ok(()) => writeln!(file, "{name}")?,
+            Err(failure) => wrong.push(format!("{} by {}: {failure}", trial.work, trial.target)),
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
@@ -193,12 +156,12 @@ pub(crate) fn seal(folder: &Path, cache: &Path) -> Outcome {
     let (shipped, program, known) = (Shipped::open(folder)?, program()?, proven(cache));
     let trials = trials(&shipped);
     let mut counts: HashMap<String, u32> = HashMap::new();
-    let mut functions: HashSet<&(String, &str)> = HashSet::new();
+    let mut functions: HashSet<&Function> = HashSet::new();
     for trial in trials.iter().filter(|trial| known.contains(&trial.name(&program))) {
         trial.objects.iter().for_each(|object| *counts.entry(object.clone()).or_default() += 1);
         functions.extend(&trial.functions);
     }
-    let all: HashSet<&(String, &str)> = trials.iter().flat_map(|trial| &trial.functions).collect();
+    let all: HashSet<&Function> = trials.iter().flat_map(|trial| &trial.functions).collect();
     let sealed = shipped::note_proofs(folder, &counts)?;
     let unproven: Vec<&str> =
         sealed.entries().iter().filter(|entry| entry.emulated == 0).map(|entry| entry.name.as_str()).collect();
@@ -214,7 +177,7 @@ pub(crate) fn seal(folder: &Path, cache: &Path) -> Outcome {
     let targets: Vec<&str> = targets.into_iter().collect();
     println!(
         "{} functions of {} objects were right on the emulated {} in {} runs",
-        all.len(),
+        all.iter().map(|(object, name, _)| (object, name)).collect::<HashSet<_>>().len(),
         sealed.entries().len(),
         targets.join(" and "),
         trials.len()

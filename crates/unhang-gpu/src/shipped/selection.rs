@@ -1,4 +1,5 @@
-//! Which kernels a package carries: those that general plans for problems of every kind ask for.
+//! Which kernels a package carries: those that general plans for problems of every kind ask for, and those of the other
+//! operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +8,11 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use super::key_of;
 use crate::choice::{Choice, GENERAL_TILES};
 use crate::plan::LaunchPlan;
-use crate::sources::Kernel;
+use crate::sources::{Kernel, SourceFile};
 
-/// The kernels that a package carries, each once: what general plans of problems of every kind ask for.
+/// The kernels that a package carries, each object once.
 pub fn kernels() -> Vec<Kernel> {
-    let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
+    let mut found: BTreeMap<String, Kernel> = operations().map(|kernel| (key_of(&kernel), kernel)).collect();
     for problem in kinds() {
         for choice in general_choices(&problem) {
             let Ok(plan) = LaunchPlan::general(&problem, &choice) else { continue };
@@ -23,6 +24,19 @@ pub fn kernels() -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = found.into_values().collect();
     kernels.sort();
     kernels
+}
+
+/// A kernel of each object for batch normalisation, pooling and reductions. Sizes are arguments of theirs, so one object of
+/// a type has all that an operation needs.
+fn operations() -> impl Iterator<Item = Kernel> {
+    let files = [
+        (SourceFile::Normalization, "normalization_apply"),
+        (SourceFile::Pooling, "pooling_mean"),
+        (SourceFile::Reduction, "reduction_sum"),
+    ];
+    DataType::ALL
+        .into_iter()
+        .flat_map(move |data_type| files.map(|(file, entry)| Kernel::of_type(file, entry, data_type)))
 }
 
 /// A problem of each kind that general kernels tell apart: type, layout, direction; few channels and many, in quads and not;

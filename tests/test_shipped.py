@@ -58,6 +58,9 @@ def test_every_object_is_listed_with_its_hash_and_was_right_on_the_emulated_chip
         assert len(entry["sha256"]) == 64
         assert entry["emulated"] > 0, entry
         assert entry["vgprs"] <= 128, entry
+    names = [entry["name"] for entry in listed["objects"]]
+    for name in ("normalization_apply.f32", "pooling_mean.f32", "pooling_mean.f64", "reduction_sum.f32"):
+        assert name in names
     chips = {chip for entry in listed["objects"] for chip in entry["chips"]}
     assert {"gfx1010", "gfx1011", "gfx1012", "gfx1013"} <= chips
     for family in ("plain", "gemm", "direct", "weights", "depthwise", "depthwise_quads", "winograd", "fused", "pack"):

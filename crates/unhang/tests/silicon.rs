@@ -173,7 +173,9 @@ fn the_test_for_cards_is_skipped_without_one() {
             let rest = command.strip_prefix(program.to_str().unwrap()).expect(command);
             assert_command_exists(&format!("unhang{rest}"), &mut known);
         }
-        assert_eq!(output.lines().count(), 6, "{output}");
+        // Command 6 needs a MIOpen: a torch for HIP has one, and the machine that runs this test may have one too.
+        let least = if machine == "bc250" { 5 } else { 6 };
+        assert!((least..=6).contains(&output.lines().count()), "{output}");
     }
 }
 

@@ -147,12 +147,16 @@ fn find_rocm(system: &System) -> Vec<Rocm> {
 
 /// The version at the end of `libamdhip64.so.5.2.21153`, if the folder holds such a file.
 fn library_version(system: &System, folder: &Path) -> Option<String> {
-    system
+    const LIBRARY: &str = "libamdhip64.so.";
+    let version = system
         .entries(folder)
         .into_iter()
-        .filter_map(|name| name.strip_prefix("libamdhip64.so.").map(str::to_owned))
+        .filter_map(|name| name.strip_prefix(LIBRARY).map(str::to_owned))
         .filter(|version| version.contains('.') && version.len() < 40)
-        .max()
+        .max()?;
+    // The name says it, so a bundle needs the name alone.
+    system.record(&folder.join(format!("{LIBRARY}{version}")), Vec::new());
+    Some(version)
 }
 
 /// The dynamic linker's search path: `LD_LIBRARY_PATH`, `/etc/ld.so.conf.d`, the usual folders.

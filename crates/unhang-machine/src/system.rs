@@ -25,7 +25,7 @@ pub const LARGE: usize = 1024 * 1024;
 /// As many links as Linux itself follows before it says ELOOP.
 const MOST_LINKS: usize = 40;
 /// Larger folders are unexpected; the rest of the entries is ignored.
-const MOST_ENTRIES: usize = 4096;
+const MOST_ENTRIES: usize = 65_536;
 /// A path longer than this cannot be opened on Linux anyway.
 const MOST_COMPONENTS: usize = 512;
 
@@ -415,7 +415,7 @@ impl System {
         (!text.is_empty()).then(|| text.to_owned())
     }
 
-    /// The names in a folder, sorted; empty if there is no such folder. At most 4096 are looked at.
+    /// The names in a folder, sorted; empty if there is no such folder. At most [`MOST_ENTRIES`] are looked at.
     pub fn entries(&self, path: impl AsRef<Path>) -> Vec<String> {
         let path = path.as_ref();
         let listed = self.resolve(path).and_then(|real| Ok(fs::read_dir(real)?));

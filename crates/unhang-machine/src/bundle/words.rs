@@ -14,7 +14,7 @@ const PARTS: &str = "
     rules udev ld so unhang evidence kernels unrepaired json somebody folder host kfd amdgpu dri kern dmesg messages syslog journal txt
     db udb ukdb kdb ufdb doctor self test sh program programs x86 linux gnu libc miopenuserdb sitecustomize autoload cuda cpu gfx machine
     amd radeon rdna kernel opencl llvm versions direct install default conf pytorch rocblas library libs arch current state jax plugin
-    tensorflow triton metadata init";
+    tensorflow triton metadata init libamdhip";
 
 /// Words that may occur in the value of any variable.
 const WORDS: &str = "on off true false yes no none all auto default stderr stdout native";

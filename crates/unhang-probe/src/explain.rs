@@ -1,13 +1,15 @@
 //! The meaning of messages from AMD's runtime and of signals, for people who have not read its sources.
 
 /// Text to look for in a child's output, and its meaning.
-const MESSAGES: [(&str, &str); 10] = [
+const MESSAGES: [(&str, &str); 11] = [
     (
         "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
         "the kernel used an address outside every aperture of the GPU: code of another chip, or a runtime and a library \
          of different versions",
     ),
     ("HSA_STATUS_ERROR_MEMORY_FAULT", "the kernel touched memory that is not mapped: it computed a wrong address"),
+    // Of "Memory access fault by GPU node-1 … Reason: Generic hang recovery" the reason counts, so it comes first.
+    ("Generic hang recovery", "the driver found the GPU hanging and reset it"),
     ("Memory access fault by GPU", "the kernel touched memory that is not mapped: it computed a wrong address"),
     (
         "HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION",
@@ -72,6 +74,8 @@ mod tests {
         assert!(said.contains("HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION") && said.contains("outside every aperture"));
         assert_eq!(explain("first\n\x1b[31mlast\n\n").unwrap(), " [31mlast");
         assert_eq!(explain("\n \n"), None);
+        let reset = "Memory access fault by GPU node-1 on address (nil). Reason: Generic hang recovery.";
+        assert!(explain(reset).unwrap().contains("hanging and reset it"));
         assert_eq!(signal(11), "SIGSEGV (signal 11)");
         assert_eq!(signal(64), "signal 64");
     }

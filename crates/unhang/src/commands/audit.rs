@@ -199,6 +199,10 @@ impl Audit {
 
 impl FileReport {
     fn take_object(&mut self, declared: &str, bytes: &[u8], command: &Audit) {
+        // Reading all code of a large library for another chip takes longer than the audit itself.
+        if command.target.is_some_and(|wanted| CodeObject::chip_of(bytes).is_some_and(|found| found != wanted)) {
+            return;
+        }
         let options = Options { chip: command.chip, keep_findings: command.sites.is_some() };
         match survey(bytes, options) {
             Ok(ObjectSurvey { target: None, .. }) => {

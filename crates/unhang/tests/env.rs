@@ -56,6 +56,21 @@ fn auto_follows_the_doctor() {
     }
 }
 
+/// `eval "$(unhang env print)"` on another machine must not touch what somebody set there.
+#[test]
+fn without_an_affected_card_only_a_profile_that_is_named_is_printed() {
+    for machine in ["rx6800", "no-gpu"] {
+        for shell in ["sh", "fish", "systemd", "docker"] {
+            let text = run(&["env", "print", "--root", machine, "--shell", shell]);
+            assert!(text.contains("no RDNA1 card here") && text.lines().all(|line| line.starts_with('#')), "{text}");
+        }
+        let report: Value = serde_json::from_str(&run(&["env", "print", "--root", machine, "--json"])).unwrap();
+        assert_eq!(report["profile"]["lines"], Value::Array(Vec::new()), "{machine}");
+        let named = run(&["env", "print", "--root", machine, "--profile", "no-spoof"]);
+        assert!(named.contains("unset HSA_OVERRIDE_GFX_VERSION"), "{named}");
+    }
+}
+
 /// Runs the printed script in a real shell and returns the resulting variables.
 fn sourced(script: &str, root: Option<&Path>) -> String {
     let mut shell = Process::new("sh");

@@ -199,7 +199,12 @@ fn choose(name: ProfileName, system: &System) -> anyhow::Result<(Profile, Option
 impl Print {
     fn run(self) -> anyhow::Result<ExitCode> {
         let system = self.machine.system()?;
-        let (profile, reason) = choose(self.profile, &system)?;
+        let (mut profile, reason) = choose(self.profile, &system)?;
+        // What is printed acts at once, unlike an installed profile, which asks for the card first.
+        let is_needed = !matches!(self.profile, ProfileName::Auto) || Machine::inspect(&system).affected();
+        if !is_needed {
+            profile.lines.clear();
+        }
         if self.json {
             print_safe_json(&json!({ "schema": 1, "profile": profile, "chosen_because": reason }))?;
             return Ok(ExitCode::SUCCESS);
@@ -211,7 +216,7 @@ impl Print {
             Dialect::Docker => Shell::Docker,
         };
         let mut text = String::new();
-        if let Some(reason) = reason {
+        if let Some(reason) = reason.filter(|_| is_needed) {
             let _ = writeln!(text, "# chosen because {}", printable(&reason));
         }
         if system.is_folder() {
@@ -221,7 +226,11 @@ impl Print {
                 printable(&system.root().display().to_string())
             );
         }
-        text.push_str(&profile.print(shell, self.explain));
+        if is_needed {
+            text.push_str(&profile.print(shell, self.explain));
+        } else {
+            text.push_str("# there is no RDNA1 card here: nothing to set\n");
+        }
         print_text(&with_wrapped_comments(&text))?;
         Ok(ExitCode::SUCCESS)
     }

@@ -294,13 +294,15 @@ fn settings_of_earlier_attempts_are_moved_aside_and_come_back() {
     for scope in ["--system", "--user"] {
         let said = run(&["env", "clean", scope, "--root", root, "--yes"]);
         assert!(said.contains("move aside") || said.contains("edit"), "{said}");
+        assert!(said.contains(&format!("`unhang env uninstall {scope} --root {root}` restores")), "{said}");
         assert!(run(&["env", "clean", scope, "--root", root, "--yes"]).contains("nothing to do"));
     }
     assert!(!folder.path().join("etc/profile.d/rocm-rdna1-52.sh").exists());
     assert!(!folder.path().join("etc/profile.d/unhang.sh").exists(), "no profile is written");
-    for scope in ["--system", "--user"] {
-        run(&["env", "uninstall", scope, "--root", root, "--yes"]);
-    }
+    run(&["env", "uninstall", "--user", "--root", root, "--yes"]);
+    let said = run(&["env", "uninstall", "--user", "--root", root, "--yes"]);
+    assert!(said.contains("in /etc") && said.contains("env uninstall --system"), "the rest is elsewhere: {said}");
+    run(&["env", "uninstall", "--system", "--root", root, "--yes"]);
     assert_eq!(files(folder.path()), before);
 }
 

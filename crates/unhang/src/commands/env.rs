@@ -269,7 +269,7 @@ impl Install {
             print_text("no RDNA1 card was found here: the profile does nothing until there is one\n")?;
         }
         if !dry_run && !outcome.changes.is_empty() {
-            print_text("log in again to apply it; `unhang env uninstall` removes it\n")?;
+            print_text(&format!("log in again to apply it; `{}` removes it\n", undoing(&system, scope)))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -291,7 +291,7 @@ impl Clean {
         let nothing = "found no settings of earlier attempts: nothing to do\n";
         print_text(&told(&system, "settings of earlier attempts", &outcome, dry_run, nothing))?;
         if !dry_run && !outcome.changes.is_empty() {
-            print_text("log in again to apply it; `unhang env uninstall` restores every byte\n")?;
+            print_text(&format!("log in again to apply it; `{}` restores every byte\n", undoing(&system, scope)))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -310,9 +310,41 @@ impl Uninstall {
             print_safe_json(&json!({ "schema": 1, "dry_run": dry_run, "outcome": outcome }))?;
             return Ok(ExitCode::SUCCESS);
         }
-        print_text(&told(&system, "uninstall", &outcome, dry_run, "nothing is installed here: nothing to do\n"))?;
+        let (place, other, elsewhere) = match scope {
+            Scope::User => ("your home", Scope::System, "/etc"),
+            Scope::System => ("/etc", Scope::User, "your home"),
+        };
+        let is_elsewhere = install::uninstall(&system, other, true).is_ok_and(|there| !there.changes.is_empty());
+        let nothing = if is_elsewhere {
+            let command = undoing(&system, other);
+            format!("nothing is installed in {place}; `{command}` undoes what was done in {elsewhere}\n")
+        } else {
+            "nothing is installed here: nothing to do\n".to_owned()
+        };
+        print_text(&told(&system, "uninstall", &outcome, dry_run, &nothing))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The command that undoes `install` or `clean` in a scope.
+fn undoing(system: &System, scope: Scope) -> String {
+    let arguments = match scope {
+        Scope::User => "env uninstall --user",
+        Scope::System => "env uninstall --system",
+    };
+    if system.is_folder() {
+        // A described machine is a folder, which its owner may change.
+        return printable(&format!("unhang {arguments} --root {}", quoted(&system.root().display().to_string())));
+    }
+    match scope {
+        Scope::User => format!("unhang {arguments}"),
+        Scope::System => format!("sudo {} {arguments}", own_path()),
+    }
+}
+
+/// The path of this program, because sudo does not search an environment's folder.
+fn own_path() -> String {
+    std::env::current_exe().map_or_else(|_| "unhang".to_owned(), |path| quoted(&path.display().to_string()))
 }
 
 /// A script whose comments fit the terminal's width. A command stays on its line, because people copy it.
@@ -337,10 +369,7 @@ fn with_wrapped_comments(script: &str) -> String {
 fn hint(scope: Scope) -> String {
     match scope {
         Scope::System => {
-            // sudo does not search an environment's folder.
-            let program =
-                std::env::current_exe().map_or_else(|_| "unhang".to_owned(), |it| quoted(&it.display().to_string()));
-            format!("could not change the system's login files; they belong to root: `sudo {program} env …`")
+            format!("could not change the system's login files; they belong to root: `sudo {} env …`", own_path())
         }
         Scope::User => "could not change the login files in the home folder".to_owned(),
     }

@@ -146,7 +146,10 @@ fn what_is_ours_to_fix_is_fixed_once_it_was_agreed_to() {
     assert!(ids(&json(&["doctor", "--root", root, "--json"]).0).contains(&"leftover-profile"));
     let fixed = unhang(&["doctor", "--root", root, "--fix", "--yes"]).output().unwrap();
     let said = String::from_utf8_lossy(&fixed.stdout);
-    assert!(said.contains("env uninstall` restores every byte"), "what was done is said: {said}");
+    assert!(
+        said.contains("env uninstall --system --root ") && said.contains("` restores every byte"),
+        "what was done is said: {said}"
+    );
     let undone = unhang(&["env", "uninstall", "--system", "--root", root, "--yes"]).output().unwrap();
     let undone_for_user = unhang(&["env", "uninstall", "--user", "--root", root, "--yes"]).output().unwrap();
     assert!(undone.status.success() && undone_for_user.status.success(), "{undone:?} {undone_for_user:?}");

@@ -366,6 +366,23 @@ fn whether_a_program_is_watched_is_read_in_one_way() {
     }
 }
 
+/// A card without a torch is not said to have native code: for some there is none.
+#[test]
+fn what_is_known_about_the_card_is_said_and_no_more() {
+    let place = Place::new();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures");
+    for (machine, options, expected) in [
+        ("rx5700xt-native", &[][..], "with native code; "),
+        ("bc250", &[], "BC-250, no spoof; "),
+        ("no-gpu", &["-v"], "there is no RDNA1 card here"),
+    ] {
+        let root = fixtures.join(machine);
+        let options = [&["--root", root.to_str().unwrap()], options].concat();
+        let said = text(&watched(&place, &options, &[], "true").stderr);
+        assert!(said.contains(expected), "{machine}: {said}");
+    }
+}
+
 #[test]
 fn a_limit_on_the_size_of_files_ends_nothing() {
     let home = tempfile::tempdir().unwrap();

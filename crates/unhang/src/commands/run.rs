@@ -20,7 +20,7 @@ use serde_json::json;
 use unhang_guard::PrivateFolder;
 use unhang_machine::profile::Profile;
 use unhang_machine::unrepaired::{self, Unrepaired};
-use unhang_machine::{examine, quoted};
+use unhang_machine::{Verdict, examine, quoted};
 use unhang_plan::Strategy;
 use unhang_watchdog::HangReport;
 use unhang_watchdog::report::{HANG_IN_CALL, HANG_OUTSIDE};
@@ -138,8 +138,10 @@ impl Run {
         for decision in decisions.iter().filter(|it| it.action == Action::Kept) {
             say(&decision.to_string());
         }
-        if let Some(line) = protection.in_words(&self, &decisions) {
-            inform(&line);
+        match protection.in_words(&self, &decisions) {
+            Some(line) => inform(&line),
+            None if decisions.is_empty() => tell_more("unhang: there is no RDNA1 card here: nothing is set for one"),
+            None => {}
         }
         for decision in decisions.iter().filter(|it| it.action != Action::Kept) {
             tell_more(&format!("unhang: {decision}"));
@@ -321,7 +323,8 @@ impl Run {
             let spoofed = examination.machine.gpus.iter().find(|gpu| gpu.affected && gpu.spoofed());
             spoofed.and_then(|gpu| gpu.reported_gfx.clone())
         });
-        Ok((decisions, Protection { is_affected, card: card.map(|gpu| gpu.name.clone()), told }))
+        let has_native_code = examination.verdict == Verdict::Healthy;
+        Ok((decisions, Protection { is_affected, has_native_code, card: card.map(|gpu| gpu.name.clone()), told }))
     }
 
     fn show(&self, decisions: &[Decision]) -> anyhow::Result<ExitCode> {
@@ -418,6 +421,8 @@ impl Run {
 /// What there is to protect.
 struct Protection {
     is_affected: bool,
+    /// Whether every installed torch has code for the card, and nothing is wrong.
+    has_native_code: bool,
     /// The RDNA1 card.
     card: Option<String>,
     /// The chip that the runtime takes it for.
@@ -431,7 +436,8 @@ impl Protection {
         let card = self.card.as_deref()?;
         let mut parts = vec![match &self.told {
             Some(told) => format!("{card} passes for {told}"),
-            None => format!("{card} with native code"),
+            None if self.has_native_code => format!("{card} with native code"),
+            None => format!("{card}, no spoof"),
         }];
         if self.told.is_some() {
             let is_on = decisions.iter().any(|it| it.name == "HSA_TOOLS_LIB" && it.holds_a_value());

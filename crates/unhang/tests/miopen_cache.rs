@@ -125,9 +125,11 @@ fn damaged_lines_go_and_a_backup_stays() {
     assert!(text.contains("would be removed"), "{text}");
     assert_eq!(fs::read_to_string(machine.find_db()).unwrap(), before);
 
-    machine.run(&["repair"]);
+    let (text, _) = machine.run(&["repair"]);
     assert_eq!(fs::read_to_string(machine.find_db()).unwrap(), format!("{FULL}\n"));
     let backup = machine.find_db().with_file_name("gfx1030_18.HIP.2_20_0.ufdb.txt.unhang-backup");
+    assert!(text.starts_with("in the machine described by the folder "), "{text}");
+    assert!(text.contains(backup.to_str().unwrap()), "the path can be copied: {text}");
     assert_eq!(fs::read_to_string(backup).unwrap(), before);
     assert_eq!(machine.run(&["verify"]).1, 0);
     assert!(machine.run(&["repair"]).0.contains("nothing to repair"));

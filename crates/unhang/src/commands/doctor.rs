@@ -57,7 +57,7 @@ pub(crate) struct Doctor {
     #[arg(long)]
     self_test: bool,
     /// Then carry out unhang's own steps (`unhang env clean`, `unhang miopen-cache repair`), and ask before each. Both
-    /// keep a backup.
+    /// keep a backup. With --root it changes that folder.
     #[arg(long, conflicts_with_all = ["json", "self_test"])]
     fix: bool,
     #[command(flatten)]

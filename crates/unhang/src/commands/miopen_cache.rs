@@ -234,6 +234,9 @@ impl Repair {
         if done.is_empty() {
             let _ = writeln!(text, "{}", wrapped(&format!("nothing to repair on {}", place(&system)), 0, 2));
         }
+        if system.is_folder() && !done.is_empty() {
+            let _ = writeln!(text, "{}", wrapped(&format!("in {}", place(&system)), 0, 2));
+        }
         for file in &done {
             let path = printable(&file.path.display().to_string());
             let (would, what) = (if self.dry_run { "would be " } else { "" }, counted(file.removed, "record"));
@@ -244,6 +247,8 @@ impl Repair {
             };
             let _ = writeln!(text, "{}", wrapped(&line, 0, 4));
             if let Some(backup) = &file.backup {
+                // People copy this path, so it must be one of this machine even if another is described.
+                let backup = system.resolve(backup).unwrap_or_else(|_| backup.clone());
                 let backup = printable(&backup.display().to_string());
                 let line = format!("as it was: {backup} (`mv` it back to undo this)");
                 let _ = writeln!(text, "{}", wrapped(&line, 2, 4));

@@ -227,6 +227,22 @@ fn what_cannot_be_tried_is_said_with_what_to_do() {
     }
 }
 
+/// Who asks for one engine that needs no torch reads why that one cannot be tried, and nothing about torch.
+#[test]
+fn an_engine_that_needs_no_torch_gives_its_own_reason() {
+    let home = tempfile::tempdir().unwrap();
+    for (engine, expected) in [("miopen", "MIOpen cannot be tried here"), ("jit", "our kernels cannot be tried here")] {
+        let mut command = unhang(home.path(), &["probe", "--grid", "--engines", engine, "--python", "/bin/false"]);
+        command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
+        let output = command.output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with(&format!("error: {expected}\n")) && !said.contains("--tune"), "{said}");
+        let because = said.lines().find_map(|line| line.strip_prefix("  because: ")).unwrap_or_default();
+        assert!(!because.trim().is_empty() && !because.contains("hint: "), "{said}");
+    }
+}
+
 #[test]
 fn what_was_found_is_compared_by_size_engine_and_version() {
     use unhang_engine::Verdict;

@@ -301,6 +301,8 @@ impl Probe {
             }
             Ok(python) => self.real(knowledge, python, nowhere),
             Err(_) if alone(EngineName::Jit) => self.kernels_alone(knowledge),
+            // Nobody asked for torch.
+            Err(_) if alone(EngineName::Miopen) => self.miopen_alone(knowledge),
             Err(error) => self.miopen_alone(knowledge).or(Err(error)),
         }
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use unhang_engine::{Engine, EngineName};
 use unhang_machine::profile::Profile;
 use unhang_probe::rehearsal::{Table, serve};
-use unhang_probe::{Ended, Launch, PythonStart, supervise};
+use unhang_probe::{ChildOutcome, Ended, Launch, PythonStart, supervise};
 
 use crate::output::printable;
 
@@ -122,6 +122,16 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
         (Ended::Signalled(signal), _) => Err(failed(&format!("died of signal {signal}"))),
         (Ended::Exited(code), _) => Err(failed(&format!("ended with code {code}"))),
     }
+}
+
+/// Why a child that is this program failed, as `print_error` printed it. Its hints are about other commands.
+pub(super) fn reason(outcome: &ChildOutcome) -> String {
+    let cause = |line| {
+        let line = str::trim_start(line);
+        line.strip_prefix("error: ").or_else(|| line.strip_prefix("because: "))
+    };
+    let causes: Vec<&str> = outcome.other_words().filter_map(cause).collect();
+    printable(&if causes.is_empty() { outcome.last_words().to_owned() } else { causes.join("; ") })
 }
 
 /// The environment of a child that tries MIOpen: the variables of a variant, and nothing of ours between the child and

@@ -13,7 +13,7 @@ use unhang_probe::{Child, Launch, answer, supervise, trial};
 
 use super::super::bench::open_driver;
 use super::super::text::print_text;
-use super::children::{ChildTask, socket};
+use super::children::{ChildTask, reason, socket};
 use crate::output::printable;
 
 /// The prefix of the answer's line: libraries print other lines.
@@ -36,8 +36,8 @@ impl ProbedGpu {
         let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
             return Err(anyhow!("hint: see `unhang doctor` for the GPU and its runtime")
-                .context(printable(outcome.last_words()))
-                .context("our kernels cannot be tried here without torch"));
+                .context(reason(&outcome))
+                .context("our kernels cannot be tried here"));
         };
         Ok(ProbedGpu { software: printable(software), device: printable(device) })
     }

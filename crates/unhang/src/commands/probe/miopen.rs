@@ -9,7 +9,7 @@ use unhang_engine::Engine;
 use unhang_miopen_api::child::Miopen;
 use unhang_probe::{Child, Ended, Launch, answer, supervise, trial};
 
-use super::children::{ChildTask, environment, socket};
+use super::children::{ChildTask, environment, reason, socket};
 use crate::output::printable;
 
 /// The prefix of the answer's line: libraries print other lines.
@@ -36,7 +36,7 @@ impl Library {
                 Ended::TimedOut | Ended::Unkillable => {
                     format!("it did not answer within {} s (--deadline-start)", deadline.as_secs())
                 }
-                _ => printable(outcome.last_words()),
+                _ => reason(&outcome),
             };
             return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));
         };

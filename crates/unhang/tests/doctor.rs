@@ -230,6 +230,41 @@ fn wrong_usage_is_told_apart() {
 }
 
 #[test]
+fn what_describes_no_machine_is_told_apart() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(path("empty")).unwrap();
+    for (name, content) in [("none", "garbage\n=3\n"), ("some", "# mine\nHOME=/root\n\nFOO\n")] {
+        fs::write(path(name), content).unwrap();
+    }
+    for (arguments, code, expected) in [
+        (["--root", &path("nowhere")], 2, "does not exist"),
+        (["--root", &path("none")], 2, "is a file, not a folder"),
+        (["--root", &path("empty")], 3, "describes no machine"),
+        (["--env-file", &path("none")], 2, "line 1 is not NAME=VALUE"),
+    ] {
+        let output = unhang(&[&["doctor"][..], &arguments].concat()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+        let is_about_a_folder = arguments[0] == "--root";
+        assert_eq!(said.contains("tar xf machine.tar.gz"), is_about_a_folder, "{arguments:?}: {said}");
+    }
+    // `env` prints values that hold a newline over several lines.
+    let output = unhang(&["doctor", "--env-file", &path("some")]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_ne!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("left out 1 line of") && said.contains("first line 4"), "{said}");
+}
+
+#[test]
+fn agreeing_in_advance_is_for_the_steps_of_the_fix_only() {
+    let output = unhang(&["doctor", "--root", "no-gpu", "-y"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--fix"), "{output:?}");
+}
+
+#[test]
 fn this_machine_can_be_looked_at_and_it_is_quick() {
     let start = Instant::now();
     let output = unhang(&["doctor", "--json"]).env("HOME", "/nonexistent").output().unwrap();

@@ -101,7 +101,7 @@ fn a_machine_that_the_variable_names_has_to_be_there() {
         let output = command.args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains("nowhere is not a folder"), "{arguments:?}: {said}");
+        assert!(said.contains("nowhere, which does not exist"), "{arguments:?}: {said}");
         assert!(!place.path().join("nowhere").exists(), "{arguments:?}");
     }
 }

@@ -36,6 +36,8 @@ Exit codes:
   1  errors were found, or an engine failed its self-test
   2  wrong usage
   3  could not tell")]
+// Without --fix there is nothing to ask.
+#[command(mut_arg("yes", |yes| yes.requires("fix")))]
 pub(crate) struct Doctor {
     /// Print JSON.
     #[arg(long)]
@@ -106,6 +108,14 @@ impl Doctor {
             let style = Style::for_stream(&std::io::stdout());
             let tried = tried.as_deref().map(|tried| self_test::report(tried, style)).unwrap_or_default();
             print_text(&format!("{}{tried}", report(&examination, style, self.explain)))?;
+        }
+        if examination.verdict == Verdict::Unknown
+            && let Some(root) = self.machine.described_root().filter(|root| !root.join("sys").exists())
+        {
+            tell(&format!(
+                "hint: {} has no folder sys, so it describes no machine; name the folder that `tar xf machine.tar.gz` makes",
+                root.display()
+            ));
         }
         if self.fix {
             fix(&examination, self.machine.described_root().as_deref(), self.consent)?;

@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use unhang_guard::input::read_named;
 use unhang_machine::{Environment, LARGE, System};
+
+use super::text::counted;
+use crate::output::tell;
 
 /// Which machine to look at.
 #[derive(Args, Default)]
@@ -41,7 +44,10 @@ impl MachineArguments {
             });
         };
         if !root.is_dir() {
-            bail!("{} is not a folder, so no machine can be read from it", root.display());
+            let is_there = root.exists();
+            let what = if is_there { "is a file, not a folder" } else { "does not exist" };
+            return Err(anyhow!("hint: name a folder such as the one that `tar xf machine.tar.gz` makes")
+                .context(format!("no machine can be read from {}, which {what}", root.display())));
         }
         Ok(match given {
             Some(environment) => System::new(&root, environment),
@@ -56,5 +62,19 @@ fn read_environment(path: &Path) -> anyhow::Result<Environment> {
     if content.contains(&0) {
         bail!("{} is not a file of variables: expected lines such as NAME=VALUE, as `env` prints them", path.display());
     }
-    Ok(Environment::parse(&String::from_utf8_lossy(&content)))
+    let content = String::from_utf8_lossy(&content);
+    let environment = Environment::parse(&content);
+    let is_variable = |line: &str| Environment::parse(line).iter().next().is_some();
+    let is_meant = |line: &str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+    let others = content.lines().enumerate().filter(|(_, line)| is_meant(line) && !is_variable(line));
+    let others: Vec<usize> = others.map(|(index, _)| index + 1).collect();
+    let Some(first) = others.first() else { return Ok(environment) };
+    if environment.iter().next().is_none() {
+        return Err(anyhow!("line {first} is not NAME=VALUE")
+            .context(format!("cannot read the variables from {}", path.display())));
+    }
+    // `env` prints such lines for values that hold a newline, so they are no error.
+    let lines = counted(others.len(), "line");
+    tell(&format!("note: left out {lines} of {} without NAME=VALUE, first line {first}", path.display()));
+    Ok(environment)
 }

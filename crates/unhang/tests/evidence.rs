@@ -72,6 +72,8 @@ fn what_is_exported_holds_no_names_and_comes_in_as_suspicion() {
     let again =
         json(&unhang(other.path(), &["evidence", "export", file.with_extension("2").to_str().unwrap(), "--json"]));
     assert_eq!((&again["written"], &again["left_out"]), (&0.into(), &2.into()));
+    let (_, said) = text(&unhang(other.path(), &["evidence", "export", "-"]));
+    assert!(said.contains("left out 2 (rehearsed, imported"), "{said}");
 }
 
 #[test]

@@ -106,6 +106,39 @@ fn a_machine_that_the_variable_names_has_to_be_there() {
     }
 }
 
+/// A folder in which nothing can be made is named, and so is one that does not exist.
+#[test]
+fn what_cannot_be_written_is_named_with_what_to_do() {
+    let place = place();
+    for arguments in [
+        &["completions", "--man", "nowhere/man1"][..],
+        &["repair", "--extract", "nowhere/objects", KERNELS],
+        &["doctor", "--bundle", "nowhere/card.tar.gz"],
+    ] {
+        let said = String::from_utf8(unhang(place.path(), arguments).stderr).unwrap();
+        assert!(said.contains("the folder nowhere does not exist") && said.contains("hint: "), "{arguments:?}: {said}");
+    }
+    let output = unhang(place.path(), &["doctor", "--bundle", "/proc/card.tar.gz"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("no file can be made in the folder /proc") && !said.contains(".unhang-"), "{said}");
+}
+
+/// The system's words alone do not say what was tried.
+#[test]
+fn a_full_disk_under_the_output_is_told() {
+    let place = place();
+    for arguments in [&["card", "list"][..], &["doctor", "--json"], &["audit", KERNELS]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_unhang"));
+        command.current_dir(place.path()).env_clear().args(arguments).stdout(full);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("error: cannot print"), "{arguments:?}: {said}");
+    }
+}
+
 /// Everything is read with a limit, and nothing waits for a writer that may never come.
 #[test]
 fn inputs_without_an_end_are_refused() {

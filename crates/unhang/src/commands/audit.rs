@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -145,7 +146,7 @@ impl Audit {
         if self.json {
             output::print_json(&report)?;
         } else {
-            self.print(&report)?;
+            self.print(&report).context("cannot print")?;
         }
         Ok(ExitCode::from(code))
     }

@@ -19,7 +19,7 @@ use super::run::child::{self, Signals};
 use super::run::environment::find_on_path;
 use super::run::{cannot_start, end_likewise, shield};
 use super::text::{counted, print_safe_json, print_text, wrapped};
-use super::whole_file::write_whole;
+use super::whole_file::{check_folder, write_whole};
 use crate::output::tell;
 
 /// The column at which descriptions begin in a list of cards.
@@ -178,6 +178,7 @@ impl RunArguments {
         let can_be_tried = |log: &&PathBuf| std::fs::metadata(log).map_or(true, |it| it.is_file() || it.is_dir());
         if let Some(log) = self.log.as_ref().filter(can_be_tried) {
             // Checks now, not after an hour, whether the log can be written.
+            check_folder(log).with_context(|| format!("cannot write the log {}", log.display()))?;
             let opened = std::fs::OpenOptions::new().append(true).create(true).open(log);
             opened.with_context(|| format!("cannot write the log {}", log.display()))?;
         }

@@ -24,7 +24,7 @@ impl Consent {
         }
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             bail!(
-                anyhow::anyhow!("hint: --yes answers yes; --dry-run shows what a command would do, if it has it")
+                anyhow::anyhow!("hint: run it in a terminal, or add --yes")
                     .context(format!("nothing was changed: cannot prompt (not a terminal): {question}"))
             );
         }

@@ -258,7 +258,9 @@ fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow:
         write_whole(file, |output| exchange::write(&records, &tunings, &private, output))?
     };
     let Exported { written, tunings, left_out } = exported;
-    let text = format!("wrote {} and {}, left out {left_out}", counted(written, "record"), counted(tunings, "tuning"));
+    let why = if left_out == 0 { "" } else { " (rehearsed, imported, or nothing that the file can hold)" };
+    let (records, fastest) = (counted(written, "record"), counted(tunings, "tuning"));
+    let text = format!("wrote {records} and {fastest}, left out {left_out}{why}");
     if file == Path::new("-") {
         // Standard output is reserved for the data.
         tell(&text);

@@ -133,7 +133,7 @@ impl Repair {
         if self.json {
             output::print_json(&report)?;
         } else {
-            self.print(&report)?;
+            self.print(&report).context("cannot print")?;
         }
         Ok(ExitCode::from(code))
     }

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
+use anyhow::Context;
+
 use crate::output::{NARROWEST, columns};
 
 pub(super) use crate::output::print_json as print_safe_json;
@@ -34,6 +36,6 @@ pub(super) fn entry(what: &str, facts: &[&str], detail: &str) -> String {
 pub(super) fn print_text(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other.context("cannot print"),
     }
 }

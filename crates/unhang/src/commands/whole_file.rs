@@ -31,6 +31,7 @@ pub(super) fn read_layers(path: Option<&Path>) -> anyhow::Result<Vec<Layer>> {
 
 /// Creates a folder for files, unless it exists. Its parent must exist: a mistyped path is an error.
 pub(super) fn make_folder(folder: &Path) -> anyhow::Result<()> {
+    check_folder(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     match fs::create_dir(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(error).with_context(|| format!("cannot make the folder {}", folder.display()))
@@ -131,7 +132,14 @@ fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
 fn beside_it_first<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
     // Only its owner can read a temporary file; this one should be readable like other files.
     let permissions = Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder_of(path))?;
+    let folder = folder_of(path);
+    // The error of `tempfile` quotes a name that nobody gave.
+    let refused = |error: io::Error| {
+        let what = format!("no file can be made in the folder {}: {}", folder.display(), error.kind());
+        io::Error::new(error.kind(), what)
+    };
+    let file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder);
+    let mut file = file.map_err(refused)?;
     let value = {
         let mut output = BufWriter::new(file.as_file_mut());
         let value = write(&mut output)?;

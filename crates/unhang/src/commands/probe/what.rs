@@ -37,7 +37,7 @@ impl What {
     /// The layers of the table, if one is named.
     pub(super) fn layers(&self) -> anyhow::Result<Option<Vec<Problem>>> {
         let Some(path) = &self.layers else { return Ok(None) };
-        let text = read_table(path).context("cannot read the layers")?;
+        let text = read_table(path)?;
         let layers = table::parse(&text).with_context(|| format!("cannot read the layers {}", path.display()))?;
         Ok(Some(layers.into_iter().map(|layer| layer.problem).collect()))
     }

@@ -93,9 +93,12 @@ pub(super) struct Tried {
     pub detail: String,
 }
 
+/// The start of the detail of a trial for which the Python lacks something.
+const NOT_HERE: &str = "not here: ";
+
 impl Tried {
     fn not_here(trial: Trial, why: &str) -> Tried {
-        Tried { trial, verdict: Verdict::Unsupported, elapsed: None, detail: format!("not here: {why}") }
+        Tried { trial, verdict: Verdict::Unsupported, elapsed: None, detail: format!("{NOT_HERE}{why}") }
     }
 
     /// Whether it is available but must not be used.
@@ -104,10 +107,11 @@ impl Tried {
     }
 }
 
-/// Exits with 0 if torch and unhang are installed and torch reaches a GPU. It exits with 3 if one of them is missing,
-/// and with 4 if torch has no GPU.
+/// Exits with 0 if torch and unhang are installed and torch reaches a GPU. It exits with 3 if torch is missing, with 5 if
+/// unhang is, and with 4 if torch has no GPU.
 const REACHES_A_GPU: &str = "import importlib.util as u
-if not (u.find_spec('torch') and u.find_spec('unhang')): raise SystemExit(3)
+if not u.find_spec('torch'): raise SystemExit(3)
+if not u.find_spec('unhang'): raise SystemExit(5)
 import torch
 raise SystemExit(0 if torch.cuda.is_available() else 4)";
 
@@ -130,16 +134,16 @@ impl Python {
             let path = self.path.display().to_string();
             let deadline = canary::deadline(EngineName::Aten);
             match run(PythonStart::statements(&path, REACHES_A_GPU).supervised(deadline)) {
-                Err(error) => Err(format!("{error:#}; name a Python with --python")),
+                Err(error) => Err(format!("{error:#}")),
                 Ok(outcome) => match outcome.ended {
                     Ended::Exited(0) => Ok(()),
+                    Ended::Exited(3) => Err(format!("{path} has no torch")),
+                    Ended::Exited(5) => Err(format!("unhang is not installed in {path}")),
                     Ended::Exited(4) => Err(format!("the torch of {path} sees no GPU")),
                     Ended::TimedOut | Ended::Unkillable => {
                         Err(format!("{path} did not say within {} s whether torch sees a GPU", deadline.as_secs()))
                     }
-                    _ => Err(format!(
-                        "{path} has no torch, or unhang is not installed in it; name another with --python"
-                    )),
+                    _ => Err(format!("{path} has no torch, or unhang is not installed in it")),
                 },
             }
         })
@@ -259,6 +263,10 @@ pub(super) fn report(tried: &[Tried], style: Style) -> String {
         if let (true, Some(advice)) = (it.is_bad(), it.trial.advice()) {
             let _ = writeln!(text, "{}", wrapped(&format!("what to do: {advice}"), 30, 30));
         }
+    }
+    // Once, because all of them are tried with the same Python.
+    if tried.iter().any(|it| it.detail.starts_with(NOT_HERE)) {
+        let _ = writeln!(text, "{}", wrapped("`unhang doctor --self-test --python PATH` tries another Python", 2, 2));
     }
     text
 }

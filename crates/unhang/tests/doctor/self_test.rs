@@ -54,6 +54,22 @@ fn the_cpu_engine_passes_its_self_test_in_a_child() {
     let output = unhang(&["doctor", "--self-test", "--python", "/bin/false"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("\nSelf-test\n  cpu     works "), "{text}");
+    assert_eq!(text.matches("--python PATH").count(), 1, "once for all of them: {text}");
+}
+
+/// What is missing is named, torch or unhang.
+#[test]
+fn a_python_says_what_it_lacks() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python");
+    for (code, expected) in [(3, "has no torch"), (5, "unhang is not installed in")] {
+        fs::write(&python, format!("#!/bin/sh\nexit {code}\n")).unwrap();
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+        let (result, _) = self_test(unhang(&["doctor", "--self-test", "--json", "--python", python.to_str().unwrap()]));
+        let detail = tried(&result, "aten")["detail"].as_str().unwrap();
+        assert!(detail.contains(expected) && !detail.contains(", or "), "{detail}");
+    }
 }
 
 #[test]

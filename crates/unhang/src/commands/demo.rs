@@ -14,11 +14,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use unhang_conv::Problem;
-use unhang_engine::EngineName;
 use unhang_evidence::Evidence;
 use unhang_gpu::compiler::Hiprtc;
 use unhang_machine::{Environment, Options, System, examine, example};
-use unhang_plan::{Availability, Settings, Situation, plan};
+use unhang_plan::{Facts, Settings, plan};
 use unhang_probe::PythonStart;
 
 use super::doctor;
@@ -169,9 +168,7 @@ fn reported_machine(style: Style) -> anyhow::Result<String> {
 
 fn reported_plans(style: Style) -> anyhow::Result<String> {
     let problem: Problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse()?;
-    let unproven = Availability::Unproven("its canary has not run on this machine".to_owned());
-    let mut situation = Situation::affected_accelerator().with(EngineName::Jit, unproven);
-    situation.spoofed = true;
+    let situation = Facts { spoofed: true, ..Facts::on_accelerator(true) }.situation();
     let what = format!("A convolution of 16 to 32 channels, 3×3, on 64×64 pixels ({problem}):");
     let mut text = format!("{}\n\n", wrapped(&what, 0, 0));
     for strategy in ["auto", "implicit_gemm", "selective", "cpu_fallback", "tiled"] {

@@ -216,6 +216,28 @@ fn torch_of_another_python_is_found_when_named() {
     }
 }
 
+/// An environment's `lib64` is a link to its `lib` on Debian.
+#[test]
+fn an_environment_that_is_named_by_a_relative_path_has_one_torch() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = tempfile::tempdir().unwrap();
+    let environment = place.path().join("venv");
+    fs::create_dir_all(environment.join("lib/python3.11/site-packages/torch")).unwrap();
+    fs::create_dir(environment.join("bin")).unwrap();
+    symlink("lib", environment.join("lib64")).unwrap();
+    let version = environment.join("lib/python3.11/site-packages/torch/version.py");
+    fs::write(version, "__version__ = '2.4.0+made-up'\nhip = None\n").unwrap();
+    fs::write(environment.join("pyvenv.cfg"), "").unwrap();
+    fs::write(environment.join("bin/python"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(environment.join("bin/python"), fs::Permissions::from_mode(0o755)).unwrap();
+    for python in ["venv", "venv/bin/python", "./venv/bin/python"] {
+        let output = unhang(&["doctor", "--json", "--python", python]).current_dir(place.path()).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let all = report["machine"]["torch"].as_array().unwrap();
+        assert_eq!(all.iter().filter(|torch| torch["version"] == "2.4.0+made-up").count(), 1, "{python}: {all:?}");
+    }
+}
+
 #[test]
 fn wrong_usage_is_told_apart() {
     for arguments in [

@@ -78,5 +78,9 @@ pub(super) fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<
             return Err(anyhow!(hint).context(format!("there is no Python at {}{whose}", path.display())));
         }
     }
-    Ok(pythons)
+    if system.is_folder() {
+        return Ok(pythons);
+    }
+    // Links are followed from the machine's root, where a relative path names something else.
+    Ok(pythons.into_iter().map(|path| std::path::absolute(&path).unwrap_or(path)).collect())
 }

@@ -136,15 +136,25 @@ pub(crate) fn own_profiles(system: &System) -> Vec<Leftover> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// The command that moves the settings in these files aside: `/etc` belongs to root, a home to its user.
+/// The command that moves the settings in these files aside.
 pub(crate) fn clean_command<'p>(program: &str, paths: impl IntoIterator<Item = &'p Path>) -> String {
+    env_command(program, "clean", paths)
+}
+
+/// The command that puts them back.
+pub(crate) fn restore_command<'p>(program: &str, paths: impl IntoIterator<Item = &'p Path>) -> String {
+    env_command(program, "uninstall", paths)
+}
+
+/// `unhang env …` for these files: `/etc` belongs to root, a home to its user.
+fn env_command<'p>(program: &str, action: &str, paths: impl IntoIterator<Item = &'p Path>) -> String {
     let (of_system, of_user): (Vec<&Path>, Vec<&Path>) = paths.into_iter().partition(|path| path.starts_with("/etc"));
     let mut commands = Vec::new();
     if !of_system.is_empty() {
-        commands.push(format!("sudo {program} env clean --system"));
+        commands.push(format!("sudo {program} env {action} --system"));
     }
     if !of_user.is_empty() {
-        commands.push("unhang env clean --user".to_owned());
+        commands.push(format!("unhang env {action} --user"));
     }
     commands.join(" && ")
 }

@@ -1,12 +1,13 @@
 //! What to do, in order: the findings as one plan that can be followed to its end.
 //!
-//! First what keeps the card from being reached, then the clean-up, then one of several ways to a torch. No step undoes
-//! another, and a step that would change nothing is left out: `tests/follow.rs` of the program follows every plan.
+//! First what keeps the card from being reached, then the clean-up, then one of several ways to a torch. A reboot follows
+//! the clean-up, because it is a new login. No step undoes another, and a step that would change nothing is left out:
+//! `tests/follow.rs` of the program follows every plan.
 
 use serde::Serialize;
 
 use crate::chips::{AMD, holds};
-use crate::finding::{Confidence, Finding, Severity};
+use crate::finding::{Confidence, FilePlace, Finding, Severity};
 use crate::findings::Examination;
 use crate::frameworks::Framework;
 use crate::leftovers::{Leftover, clean_command};
@@ -104,11 +105,17 @@ pub fn steps(examination: &Examination) -> Vec<AdviceStep> {
     let findings: Vec<&Finding> =
         examination.findings.iter().filter(|finding| finding.severity != Severity::Info).collect();
     let mut steps: Vec<AdviceStep> = Vec::new();
+    let of_id = |id: &'static str| findings.iter().filter(move |it| it.id == id).map(|finding| of_finding(finding));
     // Nothing else matters while the card cannot be reached.
-    for id in ["kfd-no-access", "queue-preemption", "pci-atomics"] {
-        steps.extend(findings.iter().filter(|finding| finding.id == id).map(|finding| of_finding(finding)));
+    steps.extend(of_id("kfd-no-access").chain(of_id("pci-atomics")));
+    let reboots: Vec<AdviceStep> = of_id("queue-preemption").collect();
+    if !reboots.is_empty() {
+        for step in &mut steps {
+            step.what = step.what.replace("; afterwards log in again", "");
+        }
     }
     steps.extend(clean_up(examination, &findings));
+    steps.extend(reboots);
     if examination.machine.affected() {
         steps.extend(about_torch(examination));
     } else {
@@ -149,7 +156,16 @@ fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<AdviceStep>
         let names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
         let what = format!("Move the settings of earlier attempts aside: {}", names.join(", "));
         let command = clean_command(&examination.program, files.iter().map(|file| file.path.as_path()));
-        steps.push(AdviceStep::new(what, command, &["leftover-profile"], Confidence::Documented));
+        let mut settles = vec!["leftover-profile"];
+        if files.iter().any(|file| spoofs(file)) {
+            settles.push("spoofed-architecture");
+        }
+        for finding in findings.iter().filter(|finding| is_moved(finding, &files)) {
+            if !settles.contains(&finding.id) {
+                settles.push(finding.id);
+            }
+        }
+        steps.push(AdviceStep::new(what, command, &settles, Confidence::Documented));
     }
     let by_hand: Vec<String> =
         examination.leftovers.iter().filter(|file| !file.movable).map(|file| file.path.display().to_string()).collect();
@@ -169,6 +185,13 @@ fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<AdviceStep>
         steps.extend(caches.map(|finding| of_finding(finding)));
     }
     steps
+}
+
+/// Whether a finding is about lines of these files alone, which are moved aside: nothing has set its variables yet.
+fn is_moved(finding: &Finding, files: &[&Leftover]) -> bool {
+    let is_of_files = |place: &FilePlace| files.iter().any(|file| file.path.as_os_str() == place.path.as_str());
+    let is_clean_up = command_in(finding).is_some_and(|command| command.contains(" env clean "));
+    is_clean_up && !finding.places.is_empty() && finding.places.iter().all(is_of_files)
 }
 
 /// One `unset` for the files' variables in this shell, for the spoof, and for every finding with that remedy.
@@ -198,6 +221,9 @@ fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &
     from_files.for_each(|it| add(&it.name));
     if names.is_empty() {
         return None;
+    }
+    if examination.machine.spoofed() && names.iter().any(|name| name.starts_with("HSA_OVERRIDE_GFX_VERSION")) {
+        ids.push("spoofed-architecture");
     }
     let what = match has_files {
         true => "Unset their variables in this shell, or log in again",

@@ -1,10 +1,12 @@
 //! Findings about variables: the process's, and those that files of earlier attempts will set at the next login.
 
+use std::path::Path;
+
 use super::seen::{Seen, Setting};
 use super::software::{is_native, reported_to_work_spoofed};
 use crate::chips;
 use crate::finding::{Confidence, FilePlace, Finding, Severity};
-use crate::leftovers::clean_command;
+use crate::leftovers::{clean_command, restore_command};
 use crate::variables::{self, Known, Owner, Read, SOLVER_FAMILIES, VariableKind};
 
 /// A variable that is set, and where.
@@ -76,11 +78,11 @@ pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
     found.extend(spoofed(seen, &set));
     found.extend(find_enforce(seen, &set));
     found.extend(no_solver_left(seen, &set));
-    found.extend(bad_values(&set));
-    found.extend(contradictions(&set));
-    found.extend(imaginary(&set));
+    found.extend(bad_values(seen, &set));
+    found.extend(contradictions(seen, &set));
+    found.extend(imaginary(seen, &set));
     found.extend(no_effect(seen, &set));
-    found.extend(build_time(&set));
+    found.extend(build_time(seen, &set));
     found.extend(too_late(seen, &set));
     found.extend(leftover_files(seen));
     found
@@ -102,13 +104,24 @@ fn listed(chosen: &[&Set]) -> String {
 }
 
 /// The remedy for them. A command holds only names that a shell accepts as names: one from outside may hold anything.
-fn unset_command(chosen: &[&Set]) -> String {
+fn unset_command(seen: &Seen, chosen: &[&Set]) -> String {
     let plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).filter(plain).collect();
     if chosen.iter().all(|set| set.is_later) {
-        return "remove the lines named below, or move them aside with `unhang env clean`".to_owned();
+        return match clean_up(seen, chosen) {
+            Some(command) => format!("remove the lines named below, or move them aside with `{command}`"),
+            None => "remove the lines named below".to_owned(),
+        };
     }
     if names.is_empty() { "unset it".to_owned() } else { format!("`unset {}`", names.join(" ")) }
+}
+
+/// The command that moves aside all files that set them; `None` if unhang leaves one of these files alone.
+fn clean_up(seen: &Seen, chosen: &[&Set]) -> Option<String> {
+    let files: Vec<&Path> = chosen.iter().filter_map(|set| Some(Path::new(&set.place.as_ref()?.path))).collect();
+    let all = || seen.leftovers.iter().chain(seen.own_profiles);
+    let is_movable = |path: &&Path| all().any(|file| file.movable && file.path == **path);
+    (!files.is_empty() && files.iter().all(is_movable)).then(|| clean_command(seen.program, files))
 }
 
 fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
@@ -188,7 +201,7 @@ fn find_enforce(seen: &Seen, set: &[Set]) -> Option<Finding> {
             "{what}; and anything but NONE turns FAST and HYBRID find off. A convolution of 16→32 channels at 64×64 took 33 \
              minutes that way on an RX 5600 XT. (Source: MIOpen's find_controls.cpp; a user's notes of November 2025.)"
         ),
-        fix: Some(unset_command(&[variable])),
+        fix: Some(unset_command(seen, &[variable])),
         confidence: Confidence::SeenOnACard,
         places: places(&[variable]),
     })
@@ -238,13 +251,13 @@ fn no_solver_left(seen: &Seen, set: &[Set]) -> Option<Finding> {
             names.join(", "),
             if native { " On RDNA1's own code the implicit-GEMM family is empty." } else { "" }
         ),
-        fix: Some(unset_command(&chosen)),
+        fix: Some(unset_command(seen, &chosen)),
         confidence,
         places: places(&chosen),
     })
 }
 
-fn bad_values(set: &[Set]) -> Vec<Finding> {
+fn bad_values(seen: &Seen, set: &[Set]) -> Vec<Finding> {
     let mut found = Vec::new();
     for it in set {
         let (wrong, why, severity) = match it.name.as_str() {
@@ -272,7 +285,7 @@ fn bad_values(set: &[Set]) -> Vec<Finding> {
             why: format!(
                 "Expected: {expected}. {why} (Source: MIOpen's find_controls.cpp and env.hpp; libhsakmt's topology.c.)"
             ),
-            fix: Some(unset_command(&[it])),
+            fix: Some(unset_command(seen, &[it])),
             confidence: Confidence::Documented,
             places: places(&[it]),
         });
@@ -280,7 +293,7 @@ fn bad_values(set: &[Set]) -> Vec<Finding> {
     found
 }
 
-fn contradictions(set: &[Set]) -> Vec<Finding> {
+fn contradictions(seen: &Seen, set: &[Set]) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut contradiction = |names: [&str; 2], summary: String, why: &str, fix: String| {
         let chosen: Vec<&Set> = set.iter().filter(|it| names.contains(&it.name.as_str())).collect();
@@ -289,7 +302,7 @@ fn contradictions(set: &[Set]) -> Vec<Finding> {
             severity: Severity::Warning,
             summary,
             why: why.to_owned(),
-            fix: Some(fix),
+            fix: Some(if chosen.iter().all(|it| it.is_later) { unset_command(seen, &chosen) } else { fix }),
             confidence: Confidence::Documented,
             places: places(&chosen),
         });
@@ -329,7 +342,7 @@ fn contradictions(set: &[Set]) -> Vec<Finding> {
     found
 }
 
-fn imaginary(set: &[Set]) -> Option<Finding> {
+fn imaginary(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let chosen: Vec<&Set> =
         set.iter().filter(|it| matches!(variables::classify(&it.name), Known::Imaginary { .. })).collect();
     if chosen.is_empty() {
@@ -351,7 +364,7 @@ fn imaginary(set: &[Set]) -> Option<Finding> {
             "{}. (Source: all names in the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2.)",
             words.join(". ")
         ),
-        fix: Some(unset_command(&chosen)),
+        fix: Some(unset_command(seen, &chosen)),
         confidence: Confidence::Documented,
         places: places(&chosen),
     })
@@ -401,13 +414,13 @@ fn no_effect(seen: &Seen, set: &[Set]) -> Option<Finding> {
         severity: Severity::Warning,
         summary: format!("no effect: {}", listed(&chosen)),
         why: why.to_owned(),
-        fix: Some(unset_command(&chosen)),
+        fix: Some(unset_command(seen, &chosen)),
         confidence: Confidence::Documented,
         places: places(&chosen),
     })
 }
 
-fn build_time(set: &[Set]) -> Option<Finding> {
+fn build_time(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let chosen: Vec<&Set> =
         set.iter().filter(|it| ["PYTORCH_ROCM_ARCH", "HCC_AMDGPU_TARGET"].contains(&it.name.as_str())).collect();
     if chosen.is_empty() {
@@ -420,7 +433,7 @@ fn build_time(set: &[Set]) -> Option<Finding> {
         why: "An installed torch has the code that it was built with; this variable chooses what a build contains. \
               (Source: PyTorch's setup.py and cmake/public/LoadHIP.cmake.)"
             .to_owned(),
-        fix: Some(unset_command(&chosen)),
+        fix: Some(unset_command(seen, &chosen)),
         confidence: Confidence::Documented,
         places: places(&chosen),
     })
@@ -443,8 +456,17 @@ fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
             read.words()
         ),
         fix: Some(if seen.machine.affected() {
-            "`unhang env clean` moves the lines of earlier attempts aside; what unhang wrote itself acts at the next login"
-                .to_owned()
+            let is_earlier = |it: &&&Set| {
+                it.place
+                    .as_ref()
+                    .is_some_and(|place| seen.leftovers.iter().any(|file| file.path.as_os_str() == place.path.as_str()))
+            };
+            match clean_up(seen, &chosen.iter().filter(is_earlier).copied().collect::<Vec<_>>()) {
+                Some(command) => format!(
+                    "`{command}` moves the lines of earlier attempts aside; what unhang wrote itself acts at the next login"
+                ),
+                None => "log in again, or remove the lines".to_owned(),
+            }
         } else {
             "log in again, or remove the lines".to_owned()
         }),
@@ -476,7 +498,8 @@ fn leftover_files(seen: &Seen) -> Option<Finding> {
     let mut fix = Vec::new();
     if paths(true).next().is_some() {
         let command = clean_command(seen.program, paths(true));
-        fix.push(format!("`{command}` moves them aside; `unhang env uninstall` restores every byte"));
+        let restore = restore_command(seen.program, paths(true));
+        fix.push(format!("`{command}` moves them aside; `{restore}` restores every byte"));
     }
     if paths(false).next().is_some() {
         let by_hand: Vec<_> = paths(false).map(|path| path.display().to_string()).collect();

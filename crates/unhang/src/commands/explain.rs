@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::json;
-use unhang_machine::{Examination, IDS, Severity, examine, routes, steps, symptoms, variables};
+use unhang_machine::{AdviceStep, Examination, IDS, Severity, examine, routes, steps, symptoms, variables};
 
 use super::machine_arguments::MachineArguments;
 use super::python::options;
@@ -207,6 +207,9 @@ fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
     facts
 }
 
+/// The finding that is settled by each step that removes the spoof, and by a torch for the card.
+const SPOOF: &str = "spoofed-architecture";
+
 /// What to type next: the commands that the doctor's plan has for one of these findings, or else those for the first
 /// section. `unhang run` and `unhang probe` compute nothing in a Python without unhang, so it is installed first.
 fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Vec<String> {
@@ -215,11 +218,16 @@ fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Ve
         examination.findings.iter().filter(matters).any(|finding| finding.id == id)
     };
     let steps = steps(examination);
-    let settling =
-        sections.iter().filter(|id| found(id)).find_map(|id| steps.iter().find(|step| step.settles.contains(id)));
-    let of_plan = settling.map(|step| {
+    let commands_of = |step: &AdviceStep| {
         let of_way = step.ways.first().map(|way| way.commands.clone()).unwrap_or_default();
         step.command.clone().into_iter().chain(of_way).collect::<Vec<_>>()
+    };
+    let of_plan = sections.iter().filter(|id| found(id)).find_map(|id| {
+        let last = steps.iter().rposition(|step| step.settles.contains(id))?;
+        // A torch is of use only where the spoof is gone.
+        let ids = if steps[last].settles.contains(&SPOOF) { [*id, SPOOF] } else { [*id, *id] };
+        let settling = steps[..=last].iter().filter(|step| ids.iter().any(|id| step.settles.contains(id)));
+        Some(settling.flat_map(commands_of).collect::<Vec<_>>()).filter(|commands| !commands.is_empty())
     });
     let first = sections.first().copied().unwrap_or_default();
     let commands = of_plan.unwrap_or_else(|| {

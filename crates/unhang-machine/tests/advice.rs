@@ -67,6 +67,29 @@ fn lines_that_are_moved_aside_need_no_further_step() {
     assert!(fix.contains("`sudo unhang env uninstall --system`"), "{fix}");
 }
 
+#[test]
+fn each_enforcement_is_described_as_what_it_does() {
+    for (value, words, reported) in [
+        ("3", "is SEARCH: an exhaustive search", true),
+        ("SEARCH_DB_UPDATE", "an exhaustive search", true),
+        ("2", "is DB_UPDATE: MIOpen ignores what it has tuned", false),
+        ("5", "is DB_CLEAN: MIOpen erases what it has tuned", false),
+    ] {
+        let examination = with("rx5700xt-native", &format!("MIOPEN_FIND_ENFORCE={value}\n"));
+        let found = finding(&examination, "find-enforce-search");
+        assert!(found.summary.contains(words), "{found:#?}");
+        assert_eq!(found.why.contains("33 minutes"), reported, "{found:#?}");
+        assert_eq!(found.confidence.name() == "owners report", reported, "{found:#?}");
+    }
+}
+
+#[test]
+fn a_misspelt_variable_is_named_with_the_right_one() {
+    let examination = with("rx5700xt-native", "MIOPEN_FIND_MOD=FAST\n");
+    let why = &finding(&examination, "env-imaginary").why;
+    assert!(why.starts_with("MIOPEN_FIND_MOD: no such variable; MIOPEN_FIND_MODE is one. (Source"), "{why}");
+}
+
 /// A reboot is a new login, and it ends the shell in which variables were unset.
 #[test]
 fn a_reboot_follows_what_a_shell_is_told() {

@@ -182,27 +182,34 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
 fn find_enforce(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let variable = set.iter().find(|it| it.name == "MIOPEN_FIND_ENFORCE")?;
     let mode = choice(&variable.value, FIND_ENFORCE).filter(|mode| *mode != "NONE")?;
-    let what = match mode {
-        "SEARCH" | "SEARCH_DB_UPDATE" => {
+    let (summary, why, source, confidence) = match mode {
+        "SEARCH" | "SEARCH_DB_UPDATE" => (
+            "an exhaustive search at every new convolution looks like a hang",
             "MIOpen then tunes every kernel exhaustively: minutes to hours for each new convolution, each candidate run on \
-             the card with no watchdog"
-        }
-        "DB_UPDATE" => "MIOpen then ignores what it has tuned and tunes again",
-        _ => "MIOpen then erases its records of the problems that it meets",
+             the card with no watchdog. A convolution of 16→32 channels at 64×64 took 33 minutes that way on an RX 5600 XT",
+            "MIOpen's find_controls.cpp; a user's notes of November 2025",
+            Confidence::SeenOnACard,
+        ),
+        "DB_UPDATE" => (
+            "MIOpen ignores what it has tuned",
+            "Where a program asks for tuning, MIOpen then tunes again what it has tuned before",
+            "MIOpen's find_controls.cpp",
+            Confidence::Documented,
+        ),
+        _ => (
+            "MIOpen erases what it has tuned",
+            "MIOpen then erases its tuned records of the problems that it meets, and tunes none",
+            "MIOpen's find_controls.cpp",
+            Confidence::Documented,
+        ),
     };
     Some(Finding {
         id: "find-enforce-search",
         severity: seen.error_if_affected(),
-        summary: format!(
-            "{} is {mode}: an exhaustive search at every new convolution looks like a hang",
-            listed(&[variable])
-        ),
-        why: format!(
-            "{what}; and anything but NONE turns FAST and HYBRID find off. A convolution of 16→32 channels at 64×64 took 33 \
-             minutes that way on an RX 5600 XT. (Source: MIOpen's find_controls.cpp; a user's notes of November 2025.)"
-        ),
+        summary: format!("{} is {mode}: {summary}", listed(&[variable])),
+        why: format!("{why}. Anything but NONE turns FAST and HYBRID find off. (Source: {source}.)"),
         fix: Some(unset_command(seen, &[variable])),
-        confidence: Confidence::SeenOnACard,
+        confidence,
         places: places(&[variable]),
     })
 }
@@ -352,7 +359,7 @@ fn imaginary(seen: &Seen, set: &[Set]) -> Option<Finding> {
         .iter()
         .map(|it| match variables::classify(&it.name) {
             Known::Imaginary { truth: Some(truth), .. } => format!("{}: {truth}", it.name),
-            Known::Imaginary { meant: Some(meant), .. } => format!("{}: did you mean {meant}?", it.name),
+            Known::Imaginary { meant: Some(meant), .. } => format!("{}: no such variable; {meant} is one", it.name),
             _ => format!("{}: no source of ROCm or MIOpen has this name", it.name),
         })
         .collect();
@@ -559,7 +566,11 @@ fn effect(seen: &Seen, name: &str, value: &str) -> String {
     match name {
         "MIOPEN_FIND_ENFORCE" => match choice(value, FIND_ENFORCE) {
             Some("NONE") => "no effect: this is the default".to_owned(),
-            Some(mode) => format!("{mode}: {}", variable.meaning),
+            Some("DB_UPDATE") => {
+                "DB_UPDATE: tunes again what was tuned before, where a program asks for tuning".to_owned()
+            }
+            Some("DB_CLEAN") => "DB_CLEAN: erases what was tuned".to_owned(),
+            Some(mode) => format!("{mode}: tunes kernels exhaustively at each new problem"),
             None => "no effect: not a value that MIOpen knows".to_owned(),
         },
         "MIOPEN_FIND_MODE" => match choice(value, FIND_MODES) {

@@ -109,7 +109,7 @@ pub const VARIABLES: &[Variable] = &[
         "how MIOpen chooses a kernel for a new problem: NORMAL runs and times every candidate, FAST looks it up or guesses without running any"),
     variable("MIOPEN_FIND_ENFORCE", Owner::MIOpen, MIOpenFirstUse, Plain, "NONE (1)",
         "1 NONE, 2 DB_UPDATE, 3 SEARCH, 4 SEARCH_DB_UPDATE, 5 DB_CLEAN; upper or lower case",
-        "whether MIOpen tunes kernels exhaustively; anything but NONE also turns off FAST and HYBRID find"),
+        "how MIOpen tunes: 3 and 4 search exhaustively, 2 tunes again on request, 5 erases what was tuned; anything but NONE also turns off FAST and HYBRID find"),
     variable("MIOPEN_DEBUG_CONV_GEMM", Owner::MIOpen, MIOpenFirstUse, OnUnlessZero, "1",
         "0, 1", "0 turns the GEMM solvers (rocBLAS) off; 1 is the same as not set"),
     variable("MIOPEN_DEBUG_CONV_IMPLICIT_GEMM", Owner::MIOpen, MIOpenFirstUse, OnUnlessZero, "1",

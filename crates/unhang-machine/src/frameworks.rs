@@ -21,6 +21,9 @@ pub struct Framework {
     pub python: Option<String>,
     /// The folder with packages.
     pub path: String,
+    /// The script that enters its environment, if that has one and is not active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activate: Option<String>,
 }
 
 impl Framework {
@@ -54,7 +57,8 @@ pub(crate) fn find(system: &System, folders: &[(Option<String>, PathBuf)]) -> Ve
             }
             // Only its existence matters; a bundle gets an empty one.
             system.record(&packages.join(&record).join("METADATA"), Vec::new());
-            found.push(Framework { name, package, version, python: python.clone(), path: path.clone() });
+            let (python, path) = (python.clone(), path.clone());
+            found.push(Framework { name, package, version, python, path, activate: None });
         }
     }
     found

@@ -77,7 +77,7 @@ pub fn install_unhang(torch: &str, wheel: &str) -> String {
 /// Makes `python` and `unhang` of a shell those beside a torch: enters its environment and installs unhang there, as far as
 /// either is needed.
 pub fn prepare(torch: &Torch, wheel: &str) -> Option<String> {
-    let enter = torch.activate.as_ref().map(|script| format!(". {}", quoted(script)));
+    let enter = enter(torch.activate.as_deref());
     let install = match (torch.unhang, &enter) {
         (true, _) => None,
         (false, Some(_)) => Some(install_wheel(wheel)),
@@ -87,6 +87,11 @@ pub fn prepare(torch: &Torch, wheel: &str) -> Option<String> {
     (!commands.is_empty()).then(|| commands.join(" && "))
 }
 
+/// Enters the environment that has this script.
+pub fn enter(activate: Option<&str>) -> Option<String> {
+    activate.map(|script| format!(". {}", quoted(script)))
+}
+
 /// The options that give a container access to the card. The group by its number: `render` has another one on each
 /// system, and images such as Python's lack that group, so docker refuses the name.
 pub const CONTAINER_DEVICES: &str = "--device /dev/kfd --device /dev/dri --group-add \"$(stat -c %g /dev/kfd)\"";
@@ -94,9 +99,14 @@ pub const CONTAINER_DEVICES: &str = "--device /dev/kfd --device /dev/dri --group
 /// The newest glibc that loads the stack which owners report working under the spoof.
 pub const NEWEST_GLIBC: (u32, u32) = (2, 40);
 
+/// Whether [`container`] has the wheel's folder in it: it has if the path of the wheel is known.
+pub fn is_mounted(wheel: &str) -> bool {
+    wheel.starts_with('/')
+}
+
 /// A container whose glibc is old enough for that stack, with the card, this folder and the wheel's in it.
 pub fn container(wheel: &str) -> String {
-    let folder = wheel.rsplit_once('/').filter(|(folder, _)| folder.starts_with('/'));
+    let folder = wheel.rsplit_once('/').filter(|_| is_mounted(wheel));
     let wheels = folder.map(|(folder, _)| format!(" -v {folder}:{folder}:ro")).unwrap_or_default();
     format!(
         "docker run -it {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work docker.io/library/python:3.10-bookworm bash"
@@ -153,10 +163,12 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
         commands: vec![spoofed_stack(), install_wheel(wheel)],
         start: RUN,
         notes: format!(
-            "Python 3.10 or older; glibc {}.{} or older (Debian 12, Ubuntu 22.04 or 24.04). On a newer system work in a \
-             container: `{}`. The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)",
+            "Python 3.10 or older (Ubuntu 22.04 has 3.10; elsewhere take pyenv or uv), and glibc {}.{} or older. On another \
+             system{} start a container, and type the commands above inside it:\n       {}\n   The next wheels, for ROCm 5.3 \
+             and later, are reported to hang. (Source: ROCm issue 2527.)",
             NEWEST_GLIBC.0,
             NEWEST_GLIBC.1,
+            if is_mounted(wheel) { "" } else { " copy unhang's wheel into this folder," },
             container(wheel)
         ),
         unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables and repairs code \

@@ -95,7 +95,10 @@ impl Software {
         let rocm = find_rocm(system);
         let folders = package_folders(system, pythons);
         let torch = find_torch(system, &folders, &rocm);
-        let frameworks = frameworks::find(system, &folders);
+        let mut frameworks = frameworks::find(system, &folders);
+        for framework in &mut frameworks {
+            framework.activate = activate_script(system, Path::new(&framework.path));
+        }
         Software { rocm, torch, frameworks, glibc: find_glibc(system) }
     }
 }
@@ -315,10 +318,10 @@ fn has_unhang(system: &System, packages: &Path) -> bool {
         })
 }
 
-/// The script that enters the environment of a torch (`…/lib/python3.12/site-packages/torch`); `None` if it has none, or
-/// if `python` is of that environment already.
-fn activate_script(system: &System, torch: &Path) -> Option<String> {
-    let prefix = torch.ancestors().nth(4)?;
+/// The script that enters the environment of a folder of packages (`…/lib/python3.12/site-packages`); `None` if it has
+/// none, or if `python` is of that environment already.
+fn activate_script(system: &System, packages: &Path) -> Option<String> {
+    let prefix = packages.ancestors().nth(3)?;
     let is_entered =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().any(|name| system.variable(name).map(Path::new) == Some(prefix));
     let script = prefix.join("bin/activate");
@@ -431,7 +434,7 @@ fn inspect_torch(
         libraries: Vec::new(),
         triton: triton_version(system, packages),
         unhang: false,
-        activate: activate_script(system, folder),
+        activate: activate_script(system, packages),
     };
     if torch.hip.is_none() {
         return torch;

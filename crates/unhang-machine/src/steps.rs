@@ -264,12 +264,12 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
         return Some(of_ways(what, vec![way], settles));
     }
     if let (None, Some(framework)) = (loading_torch(examination), examination.software.frameworks.first()) {
-        let Framework { package, version, .. } = framework;
+        let Framework { package, version, activate, .. } = framework;
         let what = format!(
             "Start programs with `unhang run`: it spoofs the card as gfx1030, because {package} {version} refuses {gfx}"
         );
         let update = (!framework.runs_spoofed()).then(|| routes::TENSORFLOW_PIP.to_owned());
-        let commands = update.into_iter().chain([RUN.to_owned()]).collect();
+        let commands = routes::enter(activate.as_deref()).into_iter().chain(update).chain([RUN.to_owned()]).collect();
         let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::Inferred };
         return Some(of_ways(what, vec![way], settles));
     }
@@ -321,17 +321,26 @@ fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
     }
     let (what, install) = match is_too_new(examination) {
         false => {
-            ("torch 1.13.1 for ROCm 5.2, which owners report working under the spoof", vec![routes::spoofed_stack()])
+            let what = "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof; it needs Python 3.10 (Ubuntu \
+                        22.04 has it; elsewhere take pyenv or uv)";
+            (what.to_owned(), vec![routes::spoofed_stack()])
         }
         true => (
-            "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof, in a container: this system's glibc does \
-             not load it",
+            format!(
+                "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof, in a container: this system's glibc \
+                 does not load it. {}Type the other commands inside the container",
+                if routes::is_mounted(&examination.wheel) {
+                    ""
+                } else {
+                    "Copy unhang's wheel into this folder first. "
+                }
+            ),
             vec![routes::container(&examination.wheel), routes::SPOOFED_PIP.to_owned()],
         ),
     };
     let unhang = routes::install_wheel(&examination.wheel);
     let commands = install.into_iter().chain([unhang, RUN.to_owned()]).collect();
-    Way { what: what.to_owned(), recommended, commands, confidence: Confidence::SeenOnACard }
+    Way { what, recommended, commands, confidence: Confidence::SeenOnACard }
 }
 
 /// How to start programs with an installed torch.

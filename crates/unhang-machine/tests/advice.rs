@@ -100,6 +100,60 @@ fn a_reboot_follows_what_a_shell_is_told() {
     assert!(place_of(&plan, "unset ") < place_of(&plan, "sudo reboot"), "{plan:#?}");
 }
 
+#[test]
+fn work_in_a_container_is_said_to_be_done_inside() {
+    let plan = steps(&with("container", ""));
+    let said = &plan[0].what;
+    assert!(said.ends_with("do the other steps in the new container; start it without -e HSA_OVERRIDE_GFX_VERSION"));
+    assert!(plan[0].command.as_deref().unwrap().contains("-v \"$PWD:/work\""), "{plan:#?}");
+    let plan = steps(&with("bc250", ""));
+    let said = plan.iter().find(|step| !step.ways.is_empty()).map(|step| step.what.as_str()).unwrap();
+    assert!(said.contains("Copy unhang's wheel into this folder first. Type the other commands inside"), "{said}");
+}
+
 /// `python` of another environment has no JAX.
+#[test]
+fn the_environment_of_a_framework_is_entered_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: &str| {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    };
+    for file in
+        ["bin/python3", "bin/activate", "lib/python3.12/site-packages/jax_rocm7_plugin-0.10.2.dist-info/METADATA"]
+    {
+        write(&format!("home/user/jax/{file}"));
+    }
+    let system = System::new(folder.path(), Environment::parse("HOME=/home/user\nPATH=/usr/bin\n"));
+    let options = Options { pythons: vec![PathBuf::from("/home/user/jax")], ..Options::default() };
+    let found = examine(&system, &options).software.frameworks;
+    assert_eq!(found[0].activate.as_deref(), Some("/home/user/jax/bin/activate"), "{found:#?}");
+    let mut examination = with("rx5700xt-jax", "");
+    assert_eq!(examination.software.frameworks[0].activate, None, "it is active");
+    examination.software.frameworks = found;
+    let plan = steps(&examination);
+    let commands: Vec<&String> = plan.iter().flat_map(|step| &step.ways).flat_map(|way| &way.commands).collect();
+    assert_eq!(commands, [". /home/user/jax/bin/activate", routes::RUN]);
+}
+
 /// A command that is wrapped with the words around it breaks when it is copied.
+#[test]
+fn long_commands_stand_on_lines_of_their_own() {
+    for gfx in ["gfx1010", "gfx1013"] {
+        let text = routes::in_words(gfx, routes::WHEEL);
+        assert!(text.contains("\n       docker run "), "{text}");
+        assert!(!text.contains("`docker"), "{text}");
+    }
+    for name in ["rx5600xt-rocm5.7", "rx5500xt", "bc250", "rx5700-denied"] {
+        for found in with(name, "").findings {
+            let fix = found.fix.unwrap_or_default();
+            for command in fix.split('`').skip(1).step_by(2) {
+                let is_long = command.len() > 60 && (command.contains("pip install") || command.contains("docker run"));
+                assert!(!is_long || fix == format!("`{command}`"), "{name}, {}: {fix}", found.id);
+            }
+        }
+    }
+}
+
 /// The command that a section of docs/explain.md opens with is the one to type next.

@@ -37,7 +37,11 @@ fn no_access(seen: &Seen) -> Option<Finding> {
         DeviceAccess::Missing if container => (
             "this container has no /dev/kfd: no GPU computing in it".to_owned(),
             "The card is there (PCI sysfs shows it), but the device was not passed into the container.",
-            format!("start the container with its devices: `{enter}`"),
+            format!(
+                "start it anew, with its devices and your files: `docker run {CONTAINER_DEVICES} -v \"$PWD:/work\" -w /work \
+                 IMAGE`, then do the other steps in the new container{}",
+                if seen.machine.spoofed() { "; start it without -e HSA_OVERRIDE_GFX_VERSION" } else { "" }
+            ),
         ),
         DeviceAccess::Missing if !seen.machine.kernel.amdgpu_loaded => (
             "there is no /dev/kfd: the amdgpu driver is not loaded".to_owned(),

@@ -81,27 +81,18 @@ fn stay_unsafe(record: &Unrepaired) -> Option<Finding> {
     })
 }
 
-/// What to install on this machine.
-fn known_good(seen: &Seen) -> String {
-    let old_enough = seen.software.glibc.is_none_or(|version| version <= NEWEST_GLIBC);
-    let place = if old_enough {
-        String::new()
-    } else {
-        " (on a system or in a container with glibc 2.40 or older: Debian 12, Ubuntu 22.04 or 24.04)".to_owned()
-    };
-    format!("`{}`{place}, started with `{}`", routes::spoofed_stack(), routes::RUN)
-}
-
-/// The ways to a torch for the card here, best first.
-fn ways(seen: &Seen) -> String {
+/// The ways to a torch for the card here, best first. Their commands are long, and this text is wrapped.
+fn ways(seen: &Seen) -> &'static str {
     let gfx = seen.machine.gpus.iter().find(|gpu| gpu.affected).and_then(|gpu| gpu.gfx.as_deref()).unwrap_or_default();
     match routes::native_wheels(&[gfx]) {
-        Some(native) => format!(
-            "take AMD's wheels with native code for it: `{native}` (owners report; not tried by us); or the stack that owners \
-             report working under a spoof: {}; `unhang explain routes` lists all of them",
-            known_good(seen)
-        ),
-        None => format!("take the stack that owners report working under a spoof: {}", known_good(seen)),
+        Some(_) => {
+            "take AMD's wheels with native code for it (owners report; not tried by us), or torch 1.13.1 for ROCm 5.2, which \
+             owners report working under a spoof: `unhang explain routes` has the commands"
+        }
+        None => {
+            "take torch 1.13.1 for ROCm 5.2, which owners report working under a spoof: `unhang explain routes` has the \
+             commands"
+        }
     }
 }
 
@@ -174,7 +165,7 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
     let is_run = card.affected && !card.spoofed() && torch.unhang;
     let fix = match card.affected {
         true if is_run => format!("start programs with `{}`; or {}", routes::RUN, ways(seen)),
-        true => ways(seen),
+        true => ways(seen).to_owned(),
         false => format!("install a torch built for {gfx}; its release notes list the chips"),
     };
     let words = if is_run { ": start programs with `unhang run`" } else { "" };
@@ -270,7 +261,7 @@ fn without_hip(seen: &Seen, torch: &Torch) -> Finding {
         why: "`torch.version.hip` is None. Plain `pip install torch` gives such a build; ROCm builds come from another index. \
               (Source: torch/version.py.)"
             .to_owned(),
-        fix: Some(ways(seen)),
+        fix: Some(ways(seen).to_owned()),
         confidence: Confidence::Documented,
         places: vec![FilePlace { path: torch.path.clone(), line: None }],
     }

@@ -368,7 +368,8 @@ fn other_cards(examination: &Examination) -> Vec<AdviceStep> {
     let has_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD);
     let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
     let Some(torch) = torch.filter(|_| has_amd) else { return Vec::new() };
-    let what = "If convolutions hang, fail or crawl here: find out which, each in a separate process with a time limit";
+    let what = "If convolutions hang, fail or crawl here: find out which, each in a separate process with a time limit. \
+                Save your work first: the card may hang";
     let instead =
         "Then, on request, unhang's own kernels in MIOpen's place (compiled for this chip, never run on it by us)";
     let commands = routes::prepare(torch, &examination.wheel).into_iter().chain(["unhang probe".to_owned()]).collect();

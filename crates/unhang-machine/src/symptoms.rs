@@ -160,12 +160,13 @@ const FREE_MEMORY: &str = "rocm-smi --showmeminfo vram";
 /// The next command after a section and the text that led to it, if the doctor's plan has none.
 pub fn next_command(section: &str, text: &str) -> &'static str {
     match section {
-        "batch-norm-compile" | "triton-writes-zeros" => crate::routes::RUN,
+        "batch-norm-compile" | "triton-writes-zeros" | "ring-timeout" => crate::routes::RUN,
         "framework-refuses-chip" => crate::routes::RUN_SPOOFED,
         "kfd-no-access" if text.to_lowercase().contains("rock module is not loaded") => "sudo modprobe amdgpu",
         "miopen-status" => "unhang miopen-cache verify",
         "hipblas-status" => "TORCH_BLAS_PREFER_HIPBLASLT=0 unhang run -- python train.py",
-        "illegal-memory-access" => "unhang doctor --self-test",
+        "illegal-memory-access" | "grey-images" => "unhang doctor --self-test",
+        "queue-preemption" => "sudo reboot",
         "triton-unsupported-target" => "pip install 'triton<3.9'",
         "triton-dot" => "pip install 'triton<3.8'",
         "vulkan-device-lost" if ["llama", "ggml", "vk::"].iter().any(|word| text.to_lowercase().contains(word)) => {
@@ -179,7 +180,9 @@ pub fn next_command(section: &str, text: &str) -> &'static str {
         "llama-cpp" if sections_of_words(&text.to_lowercase()).contains(&"out-of-memory") => FREE_MEMORY,
         "llama-cpp" => "cmake -B build -DGGML_VULKAN=ON && cmake --build build",
         "out-of-memory" => FREE_MEMORY,
-        "tensile-library" | "torch-lacks-architecture" => "unhang explain routes",
+        "tensile-library" | "torch-lacks-architecture" | "torch-missing" | "torch-without-hip" => {
+            "unhang explain routes"
+        }
         "other-amd-cards" | "not-affected" => "unhang probe",
         _ => "unhang doctor",
     }

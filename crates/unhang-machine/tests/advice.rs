@@ -157,3 +157,14 @@ fn long_commands_stand_on_lines_of_their_own() {
 }
 
 /// The command that a section of docs/explain.md opens with is the one to type next.
+#[test]
+fn the_next_command_is_the_sections_own() {
+    for (section, command) in [
+        ("grey-images", "unhang doctor --self-test"),
+        ("ring-timeout", routes::RUN),
+        ("queue-preemption", "sudo reboot"),
+        ("torch-missing", "unhang explain routes"),
+    ] {
+        assert_eq!(symptoms::next_command(section, ""), command, "{section}");
+    }
+}

@@ -232,9 +232,9 @@ pub(super) fn not_affected(machine: &Machine) -> Finding {
         machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD).filter_map(|gpu| gpu.gfx.as_deref()).collect();
     let known = amd.iter().find_map(|gfx| known_failures(gfx)).unwrap_or_default();
     let fix = (!amd.is_empty()).then(|| {
-        "`unhang probe` tries convolutions in a child with a deadline; `unhang run --everywhere -- python train.py` computes \
-         them with unhang's own kernels, which avoids MIOpen's searches and failures. They compile for RDNA2 to RDNA4; we \
-         never ran them there"
+        "`unhang probe` tries convolutions in a child with a deadline (save your work first: the card may hang); `unhang run \
+         --everywhere -- python train.py` computes them with unhang's own kernels, which avoids MIOpen's searches and \
+         failures. They compile for RDNA2 to RDNA4; we never ran them there"
             .to_owned()
     });
     Finding {

@@ -100,6 +100,9 @@ impl Explain {
         if next.iter().any(|command| command.contains(routes::WHEEL)) {
             let _ = writeln!(out, "{}", wrapped(routes::ABOUT_WHEEL, 2, 2));
         }
+        if next.iter().any(|command| command.contains("unhang probe") || command.contains("--self-test")) {
+            let _ = writeln!(out, "{}", wrapped("Save your work first: the card may hang.", 2, 2));
+        }
         for command in &next {
             let _ = writeln!(out, "       {}", style.paint(command, Colour::Cyan));
         }

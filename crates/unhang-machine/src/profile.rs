@@ -108,7 +108,7 @@ fn triton() -> Line {
         "0",
         Ground::Reported,
         "nothing: Triton came later",
-        "Triton's kernels for gfx1010 write nothing with buffer operations, and report no error",
+        "Triton's kernels for RDNA1 write nothing with buffer operations, and report no error",
     )
 }
 
@@ -171,7 +171,10 @@ impl Profile {
             None if card.spoofed() => {
                 (as_set(), "no torch with HIP was found, and other frameworks may need what you set".to_owned())
             }
-            None => (no_spoof(), "no torch with HIP was found: install one with native code if you can".to_owned()),
+            None => (
+                no_spoof(),
+                "no torch with HIP was found; `unhang explain routes` lists the ways to get one".to_owned(),
+            ),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The ways to a torch that computes on an RDNA1 card, as complete recipes, best first; and what unhang adds to each.
+//! The ways to get a torch that runs on an RDNA1 card, as complete recipes, best first; and what unhang adds to each.
 //!
 //! None of them was tried by us: nobody here has a card. Each says who reports it.
 
@@ -181,7 +181,7 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
 /// The recipes for people to read.
 pub fn in_words(gfx: &str, wheel: &str) -> String {
     let mut text = format!(
-        "Ways to a torch that computes on {gfx}, best first. We have tried none of them: nobody here has a card.\n"
+        "Ways to get a torch that runs on {gfx}, best first. We have tried none of them: nobody here has a card.\n"
     );
     for (index, route) in routes(gfx, wheel).into_iter().enumerate() {
         text.push_str(&format!("\n{}. {} [{}]\n", index + 1, route.title, route.confidence.name()));

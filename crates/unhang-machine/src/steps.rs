@@ -289,7 +289,7 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
         });
     }
     ways.push(spoofed_way(examination, ways.is_empty()));
-    let what = "Choose one way to a torch; `unhang explain routes` lists them all";
+    let what = "Choose one way to get a torch; `unhang explain routes` lists them all";
     Some(of_ways(what.to_owned(), ways, settles))
 }
 

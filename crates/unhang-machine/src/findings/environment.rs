@@ -437,7 +437,7 @@ fn build_time(seen: &Seen, set: &[Set]) -> Option<Finding> {
         id: "env-build-time",
         severity: Severity::Info,
         summary: format!("read only when torch is built: {}", listed(&chosen)),
-        why: "An installed torch has the code that it was built with; this variable chooses what a build contains. \
+        why: "This variable does not change an installed torch; it chooses what a build contains. \
               (Source: PyTorch's setup.py and cmake/public/LoadHIP.cmake.)"
             .to_owned(),
         fix: Some(unset_command(seen, &chosen)),

@@ -385,7 +385,7 @@ fn verdict(examination: &Examination) -> String {
         }
         Verdict::Affected => "an RDNA1 card is here: start programs with `unhang run`",
         Verdict::Healthy if examination.machine.affected() => {
-            "an RDNA1 card with native code: `unhang run` guards against MIOpen"
+            "an RDNA1 card with native code: `unhang run` works around MIOpen's failures"
         }
         Verdict::Healthy if examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD) => {
             "no RDNA1 card: the hardware hazards do not concern it"

@@ -38,7 +38,7 @@ fn no_access(seen: &Seen) -> Option<Finding> {
             "this container has no /dev/kfd: no GPU computing in it".to_owned(),
             "The card is there (PCI sysfs shows it), but the device was not passed into the container.",
             format!(
-                "start it anew, with its devices and your files: `docker run {CONTAINER_DEVICES} -v \"$PWD:/work\" -w /work \
+                "start it again, with its devices and your files: `docker run {CONTAINER_DEVICES} -v \"$PWD:/work\" -w /work \
                  IMAGE`, then do the other steps in the new container{}",
                 if seen.machine.spoofed() { "; start it without -e HSA_OVERRIDE_GFX_VERSION" } else { "" }
             ),

@@ -28,6 +28,20 @@ class Padded(nn.Conv2d):
         return F.conv2d(padded, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups) * scale
 
 
+class Standardized(nn.Conv2d):
+    """Convolves with another weight, in the method that torch's own forward calls."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(input, weight - weight.mean(), bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Doubling(nn.Conv2d):
+    """Adds something to what torch's method computes."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return 2 * super()._conv_forward(input, weight, bias)
+
+
 class PassedBy(nn.Conv2d):
     """Convolves nothing."""
 
@@ -162,6 +176,30 @@ def test_a_forward_of_its_own_is_scripted_and_traced_as_before() -> None:
     if hasattr(torch, "compile"):
         torch._dynamo.reset()
         torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), want)
+
+
+@pytest.mark.parametrize("kind", [Standardized, Doubling])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_conv_forward_of_its_own_is_kept_in_every_form(kind: type[nn.Conv2d]) -> None:
+    layer, x = kind(2, 3, 3), torch.randn(1, 2, 6, 6)
+    want = layer(x)
+    unhang.patch_model(layer, OURS)
+    with unhang.enabled("aten", devices=("cpu",)):
+        assert_close(layer(x), want.double(), slack=3)
+        layer(x).sum().backward()
+    assert layer.get_bypass_stats()["engines"] == {"cpu": 2}
+    if hasattr(torch._C, "_current_autograd_node"):
+        assert _strategies() == {"forward": {"cpu_fallback"}, "backward-weights": {"cpu_fallback"}}
+    forms = [torch.jit.trace(layer, x), torch.fx.symbolic_trace(layer)]
+    if kind is Standardized:  # scripts do not know super()
+        forms.append(torch.jit.script(layer))
+    if hasattr(torch, "compile"):
+        torch._dynamo.reset()
+        forms.append(torch.compile(layer, backend="aot_eager", fullgraph=True))
+    for form in forms:
+        torch.testing.assert_close(form(x), want)
+    assert type(unhang.unpatch_model(layer)) is kind
+    torch.testing.assert_close(layer(x), want)
 
 
 @pytest.mark.parametrize("kind", [Stateful, Remade, RemadeByClass, Padded])

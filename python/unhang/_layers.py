@@ -106,7 +106,9 @@ def _scriptable(original: Callable[..., Any], replacement: Callable[..., Any]) -
     def forward(self: Any, *inputs: Any, **options: Any) -> Any:
         return replacement(self, *inputs, **options)
 
-    like = forward if original.__name__ == "forward" else _conv_forward
+    # A subclass's own method may have other arguments than torch's.
+    is_torchs = original.__name__ == "_conv_forward" and original.__module__ == nn.Conv2d.__module__
+    like = _conv_forward if is_torchs else forward
     home = original.__globals__
     made = types.FunctionType(like.__code__, home, original.__name__, None, like.__closure__)
     return functools.update_wrapper(made, original)
@@ -128,7 +130,15 @@ def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor 
 def _safe_own_forward(self: SafeConv2d, *inputs: Any, **options: Any) -> Any:
     """The forward of a subclass that has its own. What it computes by itself, and not by ``_conv_forward``, has the
     layer's settings too. In a graph that is being recorded it is torch's own op."""
-    own = super(SafeConv2d, self).forward
+    return _computed_by(super(SafeConv2d, self).forward, self, inputs, options)
+
+
+def _safe_own_conv_forward(self: SafeConv2d, *inputs: Any, **options: Any) -> Any:
+    """The ``_conv_forward`` of a subclass that has its own. Our op could not stand for it in a graph."""
+    return _computed_by(super(SafeConv2d, self)._conv_forward, self, inputs, options)
+
+
+def _computed_by(own: Callable[..., Any], self: SafeConv2d, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if _is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return own(*inputs, **options)
     first = next(_tensors_in((inputs, options)), None)
@@ -236,8 +246,10 @@ def _safe_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
     safe = _safe_classes.get(original)
     if safe is None:
         members: dict[str, Any] = {"__module__": __name__}
-        if isinstance(original.forward, types.FunctionType) and original.forward is not nn.Conv2d.forward:
-            members["forward"] = _scriptable(original.forward, _safe_own_forward)
+        for name, safe_own in (("forward", _safe_own_forward), ("_conv_forward", _safe_own_conv_forward)):
+            own = getattr(original, name)
+            if isinstance(own, types.FunctionType) and own is not getattr(nn.Conv2d, name):
+                members[name] = _scriptable(own, safe_own)
         safe = _safe_classes[original] = type(f"Safe{original.__name__}", (SafeConv2d, original), members)
     return safe
 

@@ -42,6 +42,42 @@ class Doubling(nn.Conv2d):
         return 2 * super()._conv_forward(input, weight, bias)
 
 
+class WithConfig(nn.Conv2d):
+    """Has its own ``config`` on each layer."""
+
+    def __init__(self, *arguments: int) -> None:
+        super().__init__(*arguments)
+        self.config = {"scale": 2.0}
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.config["scale"] * self._conv_forward(input, self.weight, self.bias)
+
+
+class WithConfigOfClass(nn.Conv2d):
+    """Has one for all layers."""
+
+    config = None
+
+
+class WithConfigAsMethod(nn.Conv2d):
+    """Has a method of that name."""
+
+    def config(self) -> int:
+        return self.in_channels
+
+
+class WithConfigAsProperty(nn.Conv2d):
+    """Has a property of that name, which can be set."""
+
+    @property
+    def config(self) -> int:
+        return self.__dict__.get("own", 1)
+
+    @config.setter
+    def config(self, value: int) -> None:
+        self.__dict__["own"] = value
+
+
 class PassedBy(nn.Conv2d):
     """Convolves nothing."""
 
@@ -200,6 +236,31 @@ def test_a_conv_forward_of_its_own_is_kept_in_every_form(kind: type[nn.Conv2d]) 
         torch.testing.assert_close(form(x), want)
     assert type(unhang.unpatch_model(layer)) is kind
     torch.testing.assert_close(layer(x), want)
+
+
+def test_a_config_of_its_own_stays_what_it_is() -> None:
+    x = torch.randn(1, 2, 6, 6)
+    layer = WithConfig(2, 3, 3)
+    want = layer(x)
+    unhang.patch_model(layer, OURS)
+    assert layer.config == {"scale": 2.0}
+    forms = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    if hasattr(torch, "compile"):
+        torch._dynamo.reset()
+        forms.append(torch.compile(layer, backend="aot_eager", fullgraph=True))
+    for form in (layer, *forms):
+        torch.testing.assert_close(form(x), want)
+    assert forms[0].get_bypass_stats() == forms[1].get_bypass_stats()
+    assert forms[0].get_bypass_stats()["engines"] == {"cpu": 1}
+    assert layer.get_bypass_stats()["strategy"] == OURS.strategy
+
+    assert unhang.patch_model(WithConfigOfClass(2, 3, 3), OURS).config is None
+    assert unhang.patch_model(WithConfigAsMethod(2, 3, 3), OURS).config() == 2
+    layer = unhang.patch_model(WithConfigAsProperty(2, 3, 3), OURS)
+    assert layer.config == 1
+    layer.config = 5
+    assert layer.config == 5
+    assert unhang.unpatch_model(layer).config == 5
 
 
 @pytest.mark.parametrize("kind", [Stateful, Remade, RemadeByClass, Padded])

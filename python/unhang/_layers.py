@@ -47,6 +47,14 @@ def _configure(module: nn.Conv2d, config: Any) -> None:
         module.__dict__[_TOKEN] = _settings_of(config).token
 
 
+class _GivenConfig:
+    """The attribute ``config`` of a safe layer: what it was given, or None when it follows the process's settings. An
+    attribute of the same name on the layer itself comes first, as it does without a patch."""
+
+    def __get__(self, layer: nn.Conv2d | None, kind: type[nn.Conv2d]) -> Any:
+        return self if layer is None else layer.__dict__.get(_CONFIG)
+
+
 class SafeConv2d(nn.Conv2d):
     """A drop-in for ``nn.Conv2d``: same constructor, same parameters, same state_dict, planned by separate settings.
 
@@ -54,8 +62,7 @@ class SafeConv2d(nn.Conv2d):
     process's settings. Its backward keeps the layer's settings, on whichever thread autograd runs it.
     """
 
-    # Hidden from torch.jit.script, which sees an nn.Conv2d.
-    __jit_unused_properties__ = ("config",)
+    config = _GivenConfig()
 
     def __init__(self, *arguments: Any, config: Any = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -67,14 +74,9 @@ class SafeConv2d(nn.Conv2d):
         if cls.__module__ != __name__:
             super().__init_subclass__(**options)
 
-    @property
-    def config(self) -> Any:
-        """The settings that this layer was given, or None when it follows the process's."""
-        return self.__dict__.get(_CONFIG)
-
     def get_bypass_stats(self) -> dict[str, Any]:
         """Forwards of this layer, how many went past MIOpen, the rate in percent, and the strategy."""
-        return _statistics.layer_of(self).summary(_settings_of(self.config).strategy)
+        return _statistics.layer_of(self).summary(_settings_of(self.__dict__.get(_CONFIG)).strategy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         original = self.__dict__.get(_ORIGINAL)
@@ -85,7 +87,7 @@ class SafeConv2d(nn.Conv2d):
         make = original if make is type(self) else make
         if arguments and arguments[0] is type(self):
             arguments = (original, *arguments[1:])
-        return _rebuild, (self.config, make, *arguments), *rest
+        return _rebuild, (self.__dict__.get(_CONFIG), make, *arguments), *rest
 
 
 # Torch's skip_init looks for `device` among the names of the arguments.
@@ -153,7 +155,7 @@ def _with_settings(
     options: dict[str, Any],
 ) -> Any:
     """Computes with this layer's settings, and leaves them in the graph of the result's gradients."""
-    settings = _settings_of(self.config)
+    settings = _settings_of(self.__dict__.get(_CONFIG))
     device = first.device.type if isinstance(first, Tensor) else ""
     if device in _dispatch.KEYS:
         _dispatch.register(device)
@@ -250,6 +252,8 @@ def _safe_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
             own = getattr(original, name)
             if isinstance(own, types.FunctionType) and own is not getattr(nn.Conv2d, name):
                 members[name] = _scriptable(own, safe_own)
+        if hasattr(original, "config"):
+            members["config"] = inspect.getattr_static(original, "config")  # the subclass's own, whatever it is
         safe = _safe_classes[original] = type(f"Safe{original.__name__}", (SafeConv2d, original), members)
     return safe
 

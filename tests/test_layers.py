@@ -86,6 +86,26 @@ def test_a_layer_without_settings_follows_the_process() -> None:
     assert layer.get_bypass_stats()["engines"] == {"aten": 1, "cpu": 1}
 
 
+def test_a_config_that_is_changed_later_changes_no_layer() -> None:
+    from unhang import _convolve
+
+    config = Conv2dBypassConfig(strategy=FallbackStrategy.CPU_FALLBACK)
+    layer, x = SafeConv2d(1, 1, 3, config=config), torch.randn(1, 1, 8, 8)
+    config.strategy = FallbackStrategy.ATEN
+    forms = [layer, copy.deepcopy(layer)]
+    if hasattr(torch, "compile"):
+        torch._dynamo.reset()
+        forms.append(torch.compile(layer, backend="aot_eager"))
+    for form in forms:
+        _convolve.routes.clear()
+        _convolve.replan()
+        form(x)
+        assert {route.names[0] for route in _convolve.routes.values()} == {"cpu"}
+    assert layer.get_bypass_stats()["strategy"] == "cpu_fallback"
+    unhang.patch_model(layer, config)
+    assert layer.get_bypass_stats()["strategy"] == "aten"
+
+
 def test_no_forward_is_counted_twice() -> None:
     layer = SafeConv2d(1, 1, 3, config=OURS)
     with unhang.enabled("cpu_fallback", devices=("cpu",)):

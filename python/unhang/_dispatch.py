@@ -300,7 +300,8 @@ _ops.define(
 _tokens: dict[str, Settings] = {}
 
 
-def _settings_of(token: str) -> Settings:
+def settings_of(token: str) -> Settings:
+    """The settings that a token is the text of."""
     if not token:  # a layer without settings
         return settings_here() or Settings()
     settings = _tokens.get(token)
@@ -312,14 +313,14 @@ def _settings_of(token: str) -> Settings:
 def _token_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *geometry, token = rest
     with _no_torch_function():
-        return _convolve.forward(_settings_of(token), input, weight, bias, Geometry(*geometry))
+        return _convolve.forward(settings_of(token), input, weight, bias, Geometry(*geometry))
 
 
 def _token_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
 ) -> Gradients:
     *geometry, output_mask, token = rest
-    settings = _settings_of(token)
+    settings = settings_of(token)
     with _no_torch_function():
         gradients = _convolve.backward(
             settings, grad_output, input, weight, bias_sizes, Geometry(*geometry), output_mask

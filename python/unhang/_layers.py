@@ -31,20 +31,19 @@ _ORIGINAL = "_unhang_original_class"
 _counts_of = _statistics.counts_of
 
 
-def _settings_of(config: Any) -> Settings:
-    """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for the process's."""
-    if config is None:
-        return _dispatch.settings_here() or Settings()
-    return settings_from(config, "config")
+def _settings_of(layer: nn.Module) -> Settings:
+    """A layer's settings; the thread's and process's for a layer without any."""
+    return _dispatch.settings_of(layer.__dict__.get(_TOKEN, ""))
 
 
 def _configure(module: nn.Conv2d, config: Any) -> None:
-    """Gives a layer its settings, and their text for graphs, which can hold texts."""
+    """Gives a layer its settings, as the text that graphs can hold. Eager code reads the text too: a
+    ``Conv2dBypassConfig`` may be changed later, and graphs would not see that."""
+    token = None if config is None else settings_from(config, "config").token
     module.__dict__[_CONFIG] = config
-    if config is None:
-        module.__dict__.pop(_TOKEN, None)
-    else:
-        module.__dict__[_TOKEN] = _settings_of(config).token
+    module.__dict__.pop(_TOKEN, None)
+    if token is not None:
+        module.__dict__[_TOKEN] = token
 
 
 class _GivenConfig:
@@ -76,7 +75,7 @@ class SafeConv2d(nn.Conv2d):
 
     def get_bypass_stats(self) -> dict[str, Any]:
         """Forwards of this layer, how many went past MIOpen, the rate in percent, and the strategy."""
-        return _statistics.layer_of(self).summary(_settings_of(self.__dict__.get(_CONFIG)).strategy)
+        return _statistics.layer_of(self).summary(_settings_of(self).strategy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         original = self.__dict__.get(_ORIGINAL)
@@ -155,7 +154,7 @@ def _with_settings(
     options: dict[str, Any],
 ) -> Any:
     """Computes with this layer's settings, and leaves them in the graph of the result's gradients."""
-    settings = _settings_of(self.__dict__.get(_CONFIG))
+    settings = _settings_of(self)
     device = first.device.type if isinstance(first, Tensor) else ""
     if device in _dispatch.KEYS:
         _dispatch.register(device)
@@ -508,7 +507,7 @@ def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _get_bypass_stats(self: nn.Module) -> dict[str, Any]:
-    return _statistics.layer_of(self).summary(_settings_of(None).strategy)
+    return _statistics.layer_of(self).summary(_dispatch.settings_of("").strategy)
 
 
 # ---- a layer's settings in the graph of its gradients ----

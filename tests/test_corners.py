@@ -24,6 +24,7 @@ from unhang import (
     _convolve,
     _dispatch,
     _engines,
+    _statistics,
 )
 
 NEW_TORCH = hasattr(torch, "compile")
@@ -62,6 +63,30 @@ def test_switching_while_other_threads_convolve_changes_no_result() -> None:
         thread.join()
     assert not errors, errors[0]
     assert len({id(library) for library in registered}) == 1, "registered once"
+
+
+def test_a_report_is_made_while_other_threads_make_layers() -> None:
+    """Another thread may get its turn between any two lines: here a layer is made between them."""
+    made: list[nn.Module] = []
+
+    def between_lines(frame, event, _):
+        if frame.f_globals.get("__name__") not in ("unhang._statistics", "weakref"):
+            return None
+        if event == "line" and len(made) < 1000:
+            made.append(nn.Identity())
+            _statistics.layer_of(made[-1])
+        return between_lines
+
+    known = [nn.Identity() for _ in range(3)]
+    for module in known:
+        _statistics.layer_of(module)
+    sys.settrace(between_lines)
+    try:
+        found = [module for _, module, _ in _statistics.named_layers()]
+    finally:
+        sys.settrace(None)
+    assert made
+    assert all(any(it is module for it in found) for module in known)
 
 
 # ---- shapes that torch refuses ----

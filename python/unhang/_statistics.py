@@ -137,5 +137,8 @@ def name(module: torch.nn.Module, text: str) -> None:
 
 def named_layers() -> Iterator[tuple[str, torch.nn.Module, Layer]]:
     """Every module that was counted or named, with its name."""
-    for module, layer in list(_layers.items()):
-        yield _names.get(module, f"(unnamed {type(module).__name__})"), module, layer
+    for reference in _layers.keyrefs():  # a copy, made in one step: other threads may add layers meanwhile
+        module = reference()
+        layer = None if module is None else _layers.get(module)
+        if module is not None and layer is not None:
+            yield _names.get(module, f"(unnamed {type(module).__name__})"), module, layer

@@ -23,6 +23,8 @@ from unhang import (
     Settings,
     _convolve,
     _core,
+    _dispatch,
+    _enable,
     _engines,
     _state,
 )
@@ -176,6 +178,31 @@ def test_an_interrupt_leaves_no_layer_entered(kind: str) -> None:
             assert settings is not None
             assert settings.strategy == "cpu_fallback", f"the layer's settings stayed, by moment {moment}"
     assert interrupted >= 5
+
+
+def test_an_interrupt_leaves_no_block_entered() -> None:
+    """Ctrl-C while a block begins."""
+    w = torch.randn(3, 2, 3, 3)
+    with unhang.enabled(settings=OURS, devices=("cpu",)):
+        pass  # what is done once is done
+    interrupted = entered = 0
+    for moment in range(1, 2000):
+        sys.settrace(_Interrupt(moment).look)
+        try:
+            with unhang.enabled(settings=OURS, devices=("cpu",)):
+                sys.settrace(None)
+                entered += 1
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        assert _dispatch.entered() is None, f"the thread is still in the block, by moment {moment}"
+        assert _core.forward_settings("cpu", w.data_ptr()) is None, f"and so are its convolutions, by moment {moment}"
+        assert not _enable._blocks
+        if entered:
+            break
+    assert interrupted >= 20
+    assert entered == 1
 
 
 class _Preempted(Exception):

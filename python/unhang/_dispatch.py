@@ -135,19 +135,24 @@ def _stash() -> _Found | None:
     return _stored(_BLOCK) if _is_stored is not None and _stored is not None and _is_stored(_BLOCK) else None
 
 
-def enter(block: Entered) -> Callable[[], None]:
-    """Puts this thread inside that block. Calling the returned function restores the earlier state. What torch carried
-    to the thread is not its own: it leaves with the gradients that it came with."""
+def way_back() -> Callable[[], None]:
+    """A function that puts this thread inside the block that it is inside now, or none. Ask for it before
+    :func:`enter`: Ctrl-C may arrive at any moment after it. What torch carried to the thread is not its own: it leaves
+    with the gradients that it came with."""
     own, carried = getattr(_thread, "block", None), _stash()
+    return lambda: _put(own, carried)
+
+
+def enter(block: Entered) -> None:
+    """Puts this thread inside that block."""
     found = (block, block.by_device())
+    _put(found, found)
 
-    def put(own: _Found | None, carried: _Found | None) -> None:
-        _thread.block = own
-        _store(carried)
-        _core.set_block(None if own is None else own[1])
 
-    put(found, found)
-    return lambda: put(own, carried)
+def _put(own: _Found | None, carried: _Found | None) -> None:
+    _thread.block = own
+    _store(carried)
+    _core.set_block(None if own is None else own[1])
 
 
 def settings_here() -> Settings | None:

@@ -119,7 +119,8 @@ def enabled(
                 if current.rehearse:
                     _convolve.replan()
                 _enable_if_postponed()
-                leave = _dispatch.enter(_dispatch.Entered(current.settings, current.devices))
+                leave = _dispatch.way_back()
+                _dispatch.enter(_dispatch.Entered(current.settings, current.devices))
         yield
     finally:
         if leave is not None:

@@ -236,6 +236,32 @@ def test_transposed_layers_are_counted_and_reported() -> None:
     assert nn.ConvTranspose2d.forward is before
 
 
+def test_what_others_put_in_place_of_torchs_methods_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, calls = nn.Conv2d(1, 1, 3), torch.randn(1, 1, 5, 5), []
+    # Puts torch's own methods back in the end.
+    for kind, method in unhang._layers._ANNOUNCED:
+        monkeypatch.setattr(kind, method, getattr(kind, method))
+    transposed = nn.ConvTranspose2d.forward
+    unhang.enable(settings=OURS, devices=("cpu",))
+    below = nn.Conv2d._conv_forward
+
+    def others(self, *inputs):
+        calls.append(self)
+        return below(self, *inputs)
+
+    nn.Conv2d._conv_forward = others
+    for _ in range(2):
+        layer(x)
+        unhang.disable()
+        assert nn.Conv2d._conv_forward is others
+        assert nn.ConvTranspose2d.forward is transposed
+        layer(x)
+        unhang.enable(settings=OURS, devices=("cpu",))
+    unhang.disable()
+    assert len(calls) == 4
+    assert layer.get_bypass_stats()["engines"] == {"cpu": 2}
+
+
 def _weights_settings(direction: str) -> dict[str, int]:
     """Calls of a direction by the strategy that they were planned by."""
     found: dict[str, int] = {}

@@ -451,25 +451,35 @@ _ANNOUNCED = (
     (nn.ConvTranspose2d, "forward"),
     (nn.ConvTranspose3d, "forward"),
 )
-_plain: dict[tuple[type, str], Callable[..., Any]] = {}
+# Our method for each, and the one that it announces.
+_announced: dict[tuple[type, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def count_every_layer() -> None:
     """Makes the layers that our engines know announce themselves, and ``nn.Conv2d`` answer ``get_bypass_stats()``."""
     for kind, method in _ANNOUNCED:
-        if (kind, method) in _plain:
+        if _is_announced(kind, method):
             continue
-        original = _plain[kind, method] = getattr(kind, method)
-        setattr(kind, method, _announcing(original))
+        original = getattr(kind, method)
+        ours = _announcing(original)
+        _announced[kind, method] = ours, original
+        setattr(kind, method, ours)
     if "get_bypass_stats" not in nn.Conv2d.__dict__:
         nn.Conv2d.get_bypass_stats = _get_bypass_stats  # type: ignore[attr-defined]
 
 
 def count_no_layer() -> None:
-    """Undoes :func:`count_every_layer`, except for ``get_bypass_stats()``, which still answers for what was counted."""
-    for (kind, method), original in _plain.items():
-        setattr(kind, method, original)
-    _plain.clear()
+    """Undoes :func:`count_every_layer`, except for ``get_bypass_stats()``, which still answers for what was counted. A
+    method that somebody else has replaced since stays: taking it away is not ours to do."""
+    for kind, method in _ANNOUNCED:
+        if _is_announced(kind, method):
+            setattr(kind, method, _announced.pop((kind, method))[1])
+
+
+def _is_announced(kind: type, method: str) -> bool:
+    """Whether a method of torch's is ours now."""
+    ours = _announced.get((kind, method))
+    return ours is not None and getattr(kind, method) is ours[0]
 
 
 def _is_recording() -> bool:

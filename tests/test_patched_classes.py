@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -136,6 +137,24 @@ class Keeping(nn.Conv2d):
         return kept[-1]
 
 
+class Giving(nn.Conv2d):
+    """Gives what it convolves in a form of the caller's choice."""
+
+    def forward(self, x: torch.Tensor, form: Callable[[torch.Tensor], object]) -> object:
+        return form(F.conv2d(x, self.weight, self.bias, padding=1))
+
+
+class Deep(nn.Conv2d):
+    """Convolves twice, and computes much in between."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = F.conv2d(x, self.weight, self.bias, padding=1)
+            for _ in range(10):
+                x = x.relu() + 1
+        return x
+
+
 class Family(nn.Conv2d):
     """Keeps a list of its descendants, each with a name."""
 
@@ -200,6 +219,52 @@ def test_a_layers_settings_are_for_what_its_forward_created(kind: type[nn.Conv2d
         if route.tally.total and key.startswith("backward-weights:")
     }
     assert strategies == {("3x5x5", "aten"), ("3x3x3", OURS.strategy)}
+
+
+def _weights_of(strategy: str) -> set[str]:
+    """The filters whose gradients were planned by a strategy, as keys have them."""
+    return {
+        key.split(":")[4]
+        for (key, token), route in _convolve.routes.items()
+        if route.tally.total and key.startswith("backward-weights:") and Settings.from_token(token).strategy == strategy
+    }
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.parametrize("form", [lambda y: (1, y), lambda y: [y], lambda y: {"y": y}, lambda y: {"all": [(y,)]}])
+def test_a_forward_that_gives_no_plain_tensor_has_its_settings_in_backward(form: Callable) -> None:
+    layer, x = unhang.patch_model(Giving(3, 3, 3), OURS), torch.randn(1, 3, 6, 6)
+    with unhang.enabled("aten", devices=("cpu",)):
+        (given,) = unhang._layers._tensors_in(layer(x, form))
+        given.sum().backward()
+    assert _weights_of(OURS.strategy) == {"3x3x3"}
+    assert not _weights_of("aten")
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+def test_a_layers_settings_reach_all_that_its_forward_convolves() -> None:
+    layer, x = unhang.patch_model(Deep(3, 3, 3), OURS), torch.randn(1, 3, 6, 6)
+    with unhang.enabled("aten", devices=("cpu",)):
+        layer(x).sum().backward()
+    assert _strategies() == {name: {OURS.strategy} for name in ("forward", "backward-data", "backward-weights")}
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.parametrize("kind", [Deep, Skipping])
+def test_what_another_thread_computed_for_a_layer_keeps_its_settings(kind: type[nn.Conv2d]) -> None:
+    """A thread numbers the nodes that it makes by itself: later ones than those of the layer may have come first."""
+    before, layer, made = nn.Conv2d(3, 3, 5, padding=2), unhang.patch_model(kind(3, 3, 3), OURS), []
+    unhang.enable("aten", devices=("cpu",))
+    x = torch.zeros(1, requires_grad=True)
+    for _ in range(100):
+        x = x + 1
+    x = before(torch.randn(1, 3, 6, 6) + x)
+    thread = threading.Thread(target=lambda: made.append(layer(*[x] * (1 + (kind is Skipping)))))
+    thread.start()
+    thread.join()
+    made[0].sum().backward()
+    assert _weights_of("aten") == {"3x5x5"}
+    assert _weights_of(OURS.strategy) == {"3x3x3"}
 
 
 def test_a_forward_of_its_own_is_scripted_and_traced_as_before() -> None:

@@ -143,7 +143,7 @@ def _computed_by(own: Callable[..., Any], self: SafeConv2d, inputs: tuple[Any, .
     if _is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return own(*inputs, **options)
     first = next(_tensors_in((inputs, options)), None)
-    return _with_settings(self, first, own, inputs, options)
+    return _with_settings(self, first, own, inputs, options, is_own=True)
 
 
 def _with_settings(
@@ -152,17 +152,21 @@ def _with_settings(
     compute: Callable[..., Any],
     inputs: tuple[Any, ...],
     options: dict[str, Any],
+    *,
+    is_own: bool = False,
 ) -> Any:
-    """Computes with this layer's settings, and leaves them in the graph of the result's gradients."""
+    """Computes with this layer's settings, and leaves them in the graph of the result's gradients. A subclass's own
+    method may compute anything, torch's one convolution."""
     settings = _settings_of(self)
     device = first.device.type if isinstance(first, Tensor) else ""
     if device in _dispatch.KEYS:
         _dispatch.register(device)
     begin = _next_node()
+    before = {tensor.grad_fn for tensor in _tensors_in((inputs, options))} if is_own else None
     with _counts_of(self).by(settings):
         output = compute(*inputs, **options)
     if first is not None and _dispatch.active.get(device) is not settings:
-        _carry(output, settings, begin)
+        _carry(output, settings, begin, before)
     return output
 
 
@@ -532,31 +536,34 @@ _NODES_KEY = "unhang settings"
 _current_node = getattr(torch._C, "_current_autograd_node", None)
 # The number of the next node that this thread creates; as old as the function above.
 _next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", int)
-# The nodes between a layer's result and its convolution: the removal of the batch that an unbatched input was given,
-# and views.
-_NODES_BETWEEN = 4
+# A subclass's own forward may be a whole network.
+_MOST_NODES = 1000
 
 
 if _current_node is not None:
     _core.carry_in_graphs(_current_node, _NODES_KEY)
 
 
-def _carry(output: Any, settings: Settings, begin: int) -> None:
+def _carry(output: Any, settings: Settings, begin: int, before: set[Any] | None) -> None:
     """Puts a layer's settings into the graph of its output: into those nodes that its forward created, which begin with
-    that number."""
-    if _current_node is None or not isinstance(output, Tensor) or not output.requires_grad:
+    that number. What torch's own method computes has one convolution, and nothing is looked for behind it. Otherwise
+    ``before`` has the inputs' nodes: another thread that made them numbered them by itself."""
+    if _current_node is None:
         return
-    nodes: set[Any] = {output.grad_fn}
-    for _ in range(_NODES_BETWEEN):
-        here = {node for node in nodes if node is not None and node._sequence_nr() >= begin}
-        nodes = set()
-        for node in here:
-            if node.name() != "ConvolutionBackward0":
-                nodes |= {before for before, _ in node.next_functions}
-            elif _NODES_KEY not in node.metadata:
-                node.metadata[_NODES_KEY] = settings
-                node.register_hook(functools.partial(_carry_on, settings))
-                _core.carried(False)
+    seen = set() if before is None else before
+    left = [tensor.grad_fn for tensor in _tensors_in(output)]
+    while left and len(seen) < _MOST_NODES:
+        node: Any = left.pop()
+        if node is None or node in seen or node._sequence_nr() < begin:
+            continue
+        seen.add(node)
+        is_convolution = node.name() == "ConvolutionBackward0"
+        if is_convolution and _NODES_KEY not in node.metadata:
+            node.metadata[_NODES_KEY] = settings
+            node.register_hook(functools.partial(_carry_on, settings))
+            _core.carried(False)
+        if before is not None or not is_convolution:
+            left += [behind for behind, _ in node.next_functions]
 
 
 def _carry_on(settings: Settings, gradients: Sequence[Tensor | None], _: object) -> None:

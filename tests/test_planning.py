@@ -15,7 +15,7 @@ from torch import nn
 import unhang
 from comparing import engines_used
 from conftest import enabled_everywhere, make_up
-from unhang import _convolve, _core, _dispatch, _state, _statistics
+from unhang import _convolve, _core, _dispatch, _enable, _state, _statistics
 
 # ---- replanning ----
 
@@ -143,6 +143,61 @@ def test_an_enable_that_fails_half_way_changes_nothing(monkeypatch: pytest.Monke
     assert not _convolve.rehearsed
     assert nn.Conv2d._conv_forward is forward
     assert not unhang.is_enabled()
+
+
+def test_enabling_anew_leaves_no_moment_without_protection(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, seen, prepare, activate = torch.randn(1, 1, 3, 3), [], _enable._prepare, _core.activate
+
+    def look() -> None:
+        settings = _core.forward_settings("cpu", w.data_ptr())
+        seen.append(None if settings is None else settings.strategy)
+
+    def prepared(*arguments: object) -> None:
+        prepare(*arguments)
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+
+    def activated(*arguments: object) -> None:
+        activate(*arguments)
+        look()
+
+    unhang.enable("cpu_fallback", devices=("cpu",))
+    monkeypatch.setattr(_enable, "_prepare", prepared)
+    monkeypatch.setattr(_core, "activate", activated)
+    unhang.enable("aten", devices=("cpu",))
+    assert seen == ["cpu_fallback", "aten", "aten"]
+    unhang.enable("aten", devices=())
+    look()
+    assert seen[-1] is None
+
+
+def test_an_enable_that_fails_leaves_what_was_on(monkeypatch: pytest.MonkeyPatch, affected_machine: Path) -> None:
+    import os
+
+    flags, before = torch.backends.cudnn, torch.backends.cudnn.enabled
+    make_up("aten (rehearsed)")
+    plain = nn.Conv2d._conv_forward
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    unhang.enable("cpu_fallback", devices=("cpu",))
+    with monkeypatch.context() as patch:
+        patch.setattr(_dispatch, "prepare", broken)
+        with pytest.raises(KeyboardInterrupt):
+            unhang.enable("implicit_gemm", rehearse=True, implicit_gemm=True)
+    assert flags.enabled is before
+    assert "MIOPEN_DEBUG_CONV_GEMM" not in os.environ
+    assert not _convolve.rehearsed
+    layer = nn.Conv2d(1, 1, 3)
+    layer(torch.randn(1, 1, 5, 5))
+    assert layer.get_bypass_stats()["engines"] == {"cpu": 1}
+    settings = _enable.enabled_settings()
+    assert settings is not None
+    assert settings.strategy == "cpu_fallback"
+    unhang.disable()
+    assert nn.Conv2d._conv_forward is plain
 
 
 def test_wrong_options_leave_what_is_on_as_it_is() -> None:

@@ -73,20 +73,17 @@ def enable(
     ``rehearse=True`` lets CPU tensors stand for those of the card that ``UNHANG_ROOT`` describes: torch's CPU kernels
     play the card's engines. Everything then says that it is a rehearsal.
     """
-    global _enabled, _postponed
+    global _postponed
     with _lock:
         current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
         if current is None:
             return
-        disable()
+        before = _enabled  # in force until the other one is ready: canaries may take minutes
         try:
             _prepare(current)
-            _convolve.replan()
-            if current.devices:
-                _dispatch.activate(current.devices, current.settings)
-            _dispatch.process_settings, _enabled = current.settings, current
+            _put_in_force(current)
         except BaseException:
-            _switch_off()  # all or nothing
+            _put_in_force(before)  # all or nothing
             raise
         finally:
             _postponed = None
@@ -311,15 +308,21 @@ def disable() -> None:
     """
     with _lock:
         if _enabled is not None:
-            _switch_off()
+            _put_in_force(None)
             state().store.flush(2.0)
 
 
-def _switch_off() -> None:
-    """Undoes what :func:`enable` did, even if it did not finish."""
+def _put_in_force(wanted: _Enabled | None) -> None:
+    """Plans by that from the next call on, or not at all. Undoes what :func:`enable` did for anything else, even if it
+    did not finish."""
     global _enabled
-    _enabled = _dispatch.process_settings = None
-    _dispatch.deactivate()
+    _enabled = wanted
+    if wanted is None:
+        _dispatch.process_settings = None
+        _dispatch.deactivate()
+    else:
+        _dispatch.process_settings = wanted.settings
+        _dispatch.activate(wanted.devices, wanted.settings)
     _give_back()
     _convolve.replan()
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import conftest
 import unhang
 from comparing import assert_close
-from unhang import _convolve, _core, _gpu, _state
+from unhang import _convolve, _core, _dispatch, _enable, _gpu, _run, _state
 
 X, W = torch.randn(1, 16, 48, 48), torch.randn(32, 16, 3, 3)
 
@@ -169,8 +172,6 @@ def test_miopens_backward_holds_the_flag_for_its_call_only(
 
 def test_a_run_leaves_a_program_alone_that_is_enabling(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`unhang run` acts at torch's first use of the GPU, and that may be within the program's own enable()."""
-    from unhang import _dispatch, _run
-
     uses = []
 
     def use_the_gpu(*_: object, **__: object) -> None:
@@ -195,6 +196,93 @@ def test_a_run_leaves_a_program_alone_that_is_enabling(affected_machine: Path, m
         assert _dispatch.process_settings is not None
         assert _dispatch.process_settings.strategy == "auto"
     unhang.disable()
+
+
+class _FirstUse:
+    """Torch's first use of the GPU, played on a torch for HIP with one healthy GPU. As in torch, it happens under a lock,
+    and `unhang run` enables inside."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_over = False
+        self.lock = threading.Lock()
+        self.thread = threading.local()
+        #: What the thread that comes first does under the lock before it enables, and any other before it waits.
+        self.inside: Callable[[], object] = bool
+        self.before: Callable[[], object] = bool
+        monkeypatch.setattr(torch.version, "hip", "5.7.31921")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "init", self.happen)
+        monkeypatch.setattr(_gpu, "ensure_families", lambda _: self.happen())
+        monkeypatch.setattr(_dispatch, "prepare", lambda _: None)
+
+    def happen(self) -> None:
+        """Initializes, once."""
+        if self.is_over or hasattr(self.thread, "is_inside"):
+            return
+        if self.lock.locked():
+            self.before()
+        if not self.lock.acquire(timeout=20):
+            raise TimeoutError("two threads wait for each other")
+        try:
+            if not self.is_over:
+                self.thread.is_inside = True
+                self.inside()
+                _run._enable("auto", devices=("cuda",))
+                self.is_over = True
+        finally:
+            self.lock.release()
+
+
+@pytest.mark.parametrize("form", [conftest.enabled_everywhere, unhang.enabled])
+def test_enabling_waits_for_no_thread_that_uses_the_gpu_first(monkeypatch: pytest.MonkeyPatch, form: Callable) -> None:
+    first, inside, waiting = _FirstUse(monkeypatch), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert waiting.wait(20)
+
+    first.inside, first.before = wait, waiting.set
+    thread = threading.Thread(target=first.happen, daemon=True)
+    thread.start()
+    assert inside.wait(20)
+    with form("jit", devices=("cuda",)):
+        thread.join(20)
+        assert first.is_over
+        settings = _dispatch.settings_here()
+        assert settings is not None
+        assert settings.strategy == "jit"
+
+
+def test_a_run_leaves_a_program_alone_whose_enabling_is_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, prepare = [], _enable._prepare
+
+    def noted(current: _enable._Enabled) -> None:
+        prepared.append(current.settings.strategy)
+        prepare(current)
+
+    monkeypatch.setattr(_enable, "_prepare", noted)
+    first = _FirstUse(monkeypatch)
+    unhang.enable("jit", devices=("cuda",))
+    assert first.is_over
+    assert prepared == ["jit"]
+    unhang.disable()
+    prepared.clear()
+    _FirstUse(monkeypatch)
+    with unhang.enabled("jit", devices=("cuda",)):
+        assert prepared == ["auto", "jit"]
+        assert _dispatch.process_settings is not None
+        assert _dispatch.process_settings.strategy == "auto"
+
+
+def test_a_first_use_by_enabling_is_not_too_late_for_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _FirstUse(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: first.is_over)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with unhang.enabled("jit", devices=("cuda",), implicit_gemm=True):
+            assert first.is_over
+            assert os.environ["MIOPEN_DEBUG_CONV_GEMM"] == "0"
 
 
 def test_variables_for_miopen_are_set_and_given_back(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ class _Enabled:
         self.devices = devices
         self.protect = protect
         self.rehearse = rehearse
+        #: Whether the GPU was in use before.
+        self.follows_first_use = torch.version.hip is not None and torch.cuda.is_initialized()
         #: Whether torch's flags were changed for it.
         self.keeps_flags = False
 
@@ -47,6 +49,7 @@ _tried: set[int] = set()
 _under_way = False
 #: What :func:`enable_unless_enabled` was asked to do while a block began.
 _postponed: Callable[[], None] | None = None
+_thread = threading.local()
 
 
 def enable(
@@ -74,10 +77,15 @@ def enable(
     play the card's engines. Everything then says that it is a rehearsal.
     """
     global _postponed
+    current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
+    if current is None:
+        return
+    _thread.is_enabling = True
+    try:
+        _initialize_gpu(current)
+    finally:
+        _thread.is_enabling = False
     with _lock:
-        current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
-        if current is None:
-            return
         before = _enabled  # in force until the other one is ready: canaries may take minutes
         try:
             _prepare(current)
@@ -108,9 +116,10 @@ def enabled(
     """
     leave, current = None, None
     try:
-        with _lock:
-            current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
-            if current is not None:
+        current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
+        if current is not None:
+            _initialize_gpu(current)
+            with _lock:
                 _prepare(current)
                 _blocks.append(current)
                 if current.rehearse:
@@ -159,6 +168,8 @@ def enable_unless_enabled(strategy: str, **options: Any) -> None:
     """Enables, unless the program did or is about to. This runs at the first use of the GPU, which may be inside the
     program's own call of :func:`enable`. Inside the beginning of a block, it waits until that is over."""
     global _postponed
+    if getattr(_thread, "is_enabling", False):
+        return
     with _lock:
         if _under_way:
             _postponed = lambda: enable(strategy, **options)  # noqa: E731
@@ -184,6 +195,13 @@ def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -
     return chosen
 
 
+def _initialize_gpu(current: _Enabled) -> None:
+    """Initializes the GPU if :func:`_prepare` uses it. Torch holds a lock meanwhile, under which `unhang run` enables.
+    So this must not begin where our lock is held."""
+    if not state().forked and {*_endangered(current), *_for_our_kernels(current)} - {_gpu.REHEARSED}:
+        torch.cuda.init()
+
+
 def _prepare(current: _Enabled) -> None:
     """Does what must come before any planning, for all threads: canaries, closed entries, flags, kernels in torch's
     dispatcher."""
@@ -195,17 +213,17 @@ def _prepare(current: _Enabled) -> None:
             _convolve.rehearsed.update(devices)
             say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
         if chosen.implicit_gemm:
-            _narrow_to_implicit_gemm()
-        endangered = _endangered(devices, rehearse=rehearse)
+            _narrow_to_implicit_gemm(came_late=current.follows_first_use)
+        endangered = _endangered(current)
         if endangered:
             _say_what_stays_unsafe()
         for index in endangered:
             _gpu.ensure_canary("aten", index)
-        healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
-        for index in sorted({*endangered, *healthy}):
+        gpus = {*endangered, *_for_our_kernels(current)}
+        for index in sorted(gpus):
             _gpu.ensure_families(index)
-        if not _tried.issuperset({*endangered, *healthy}):
-            _tried.update(endangered, healthy)
+        if not _tried.issuperset(gpus):
+            _tried.update(gpus)
             _convolve.replan()  # there are new verdicts
         if endangered:
             _doors.close()
@@ -235,22 +253,24 @@ def _say_what_is_planned(chosen: Settings, devices: tuple[str, ...]) -> None:
         say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
 
 
-def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
+def _endangered(current: _Enabled) -> list[int]:
     """The RDNA1 cards that torch sees, by number; each has its own canaries."""
-    current = state()
-    if not current.machine.affected:
+    process = state()
+    if not process.machine.affected:
         return []
-    if rehearse:
+    if current.rehearse:
         return [_gpu.REHEARSED]
-    if "cuda" not in devices or not torch.cuda.is_available():
+    if "cuda" not in current.devices or not torch.cuda.is_available():
         return []
-    return [index for index in range(torch.cuda.device_count()) if current.is_affected(index)]
+    return [index for index in range(torch.cuda.device_count()) if process.is_affected(index)]
 
 
-def _amd_devices(devices: tuple[str, ...]) -> list[int]:
-    """GPUs of a torch for ROCm, affected or not. Our kernels are compiled for such chips but were rarely seen to run
-    there."""
-    if "cuda" not in devices or torch.version.hip is None or not torch.cuda.is_available():
+def _for_our_kernels(current: _Enabled) -> list[int]:
+    """GPUs of a torch for ROCm, affected or not, if our kernels may compute there. They are compiled for such chips but
+    were rarely seen to run there."""
+    if current.settings.strategy not in ("auto", "jit", "selective"):
+        return []
+    if "cuda" not in current.devices or torch.version.hip is None or not torch.cuda.is_available():
         return []
     return list(range(torch.cuda.device_count()))
 
@@ -277,10 +297,10 @@ def _devices(strategy: str, *, affected: bool) -> tuple[str, ...]:
 _variables_before: dict[str, str | None] = {}
 
 
-def _narrow_to_implicit_gemm() -> None:
+def _narrow_to_implicit_gemm(*, came_late: bool) -> None:
     """Turns off every other solver family of MIOpen. The value 0 does that; the value 1 does nothing. Says so if MIOpen
     may already have read its variables."""
-    if torch.version.hip is not None and torch.cuda.is_initialized():
+    if came_late:
         warn_once(
             "the GPU was in use before MIOpen's other solver families could be switched off: MIOpen reads its "
             "variables once, so this may have no effect; call enable_miopen_bypass() before the first use of the GPU"

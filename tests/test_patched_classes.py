@@ -7,6 +7,7 @@ import inspect
 import pickle
 import threading
 from collections.abc import Callable
+from typing import Optional
 
 import pytest
 import torch
@@ -32,7 +33,12 @@ class Padded(nn.Conv2d):
 class Standardized(nn.Conv2d):
     """Convolves with another weight, in the method that torch's own forward calls."""
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def _conv_forward(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],  # noqa: UP045 - torch 1.13's scripts do not know the other form
+    ) -> torch.Tensor:
         return F.conv2d(input, weight - weight.mean(), bias, self.stride, self.padding, self.dilation, self.groups)
 
 

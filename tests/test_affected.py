@@ -103,13 +103,9 @@ def test_a_canary_that_dies_or_lies_keeps_everything_on_the_cpu(
 def test_a_canary_that_hangs_is_ended(
     affected_machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    import time
-
     monkeypatch.setenv("UNHANG_REHEARSE_CANARY", "hang")
     monkeypatch.setattr(_gpu, "canary_deadline", 3.0)
-    started = time.monotonic()
     assert engine_of() == "cpu"
-    assert time.monotonic() - started < 30
     assert "canary of aten: hangs" in capsys.readouterr().err
 
 

@@ -20,8 +20,9 @@ from conftest import subprocess_environment
 ROOT = Path(__file__).parent.parent
 
 
-def run(*command: object, **options: object) -> str:
-    ended = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300, **options)
+def run(*command: object, timeout: float = 300, **options: object) -> str:
+    words = [str(part) for part in command]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -180,7 +181,7 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
     if not program.exists() or not hasattr(__import__("torch"), "compile"):
         pytest.skip("the program was not built here, or torch is old")
     environment = subprocess_environment(UNHANG_HOME=str(tmp_path), TMPDIR=str(tmp_path), OMP_NUM_THREADS="1")
-    shown = run(program, "demo", "--python", sys.executable, env=environment)
+    shown = run(program, "demo", "--python", sys.executable, env=environment, timeout=1500)
     for line in ("[measured]", "[rehearsed: a folder describes the machine]", "Verdict: affected",
                  "enable('cpu_fallback')", "canary of aten: hangs", "As a page: "):  # fmt: skip
         assert line in shown, shown

@@ -109,7 +109,7 @@ def test_a_locked_store_stalls_no_plan(own_home: Path, affected_machine: Path) -
             began = time.monotonic()
             for size in range(8, 14):
                 F.conv2d(torch.randn(1, 2, size, size), torch.randn(2, 2, 3, 3))
-            assert time.monotonic() - began < 4.0, "seconds for each of six new plans"
+            assert time.monotonic() - began < 12.0, "seconds for each of six new plans"
         finally:
             holder.rollback()
             holder.close()

@@ -236,7 +236,7 @@ fn what_others_claim_never_makes_a_start_long() {
     let began = std::time::Instant::now();
     let evidence = Evidence::load(&store, "here");
     let took = began.elapsed();
-    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+    assert!(took < std::time::Duration::from_secs(10), "{took:?}");
     let finding = evidence.about(&sample().problem, EngineName::Miopen, "").unwrap();
     assert_eq!((finding.verdict, finding.standing), (Verdict::Hangs, Standing::Suspicion));
 }

@@ -130,7 +130,7 @@ impl Run<'_> {
         let home = tempfile::tempdir().unwrap();
         let folder = built();
         let mut command = Command::new("timeout");
-        command.arg("120");
+        command.arg("600");
         match words {
             // A separate program, and its parts.
             ["linked", parts @ ..] => command.arg(folder.join("linked")).args(parts),

@@ -256,14 +256,15 @@ fn compiling_for_ever_is_a_hang() {
 
 #[test]
 fn a_deep_queue_that_moves_is_no_hang() {
-    let bench = Bench::new();
+    // A busy machine wakes this thread late: each piece takes a small part of a deadline, the whole more than one.
+    let deadline = 5 * DEADLINE;
+    let bench = Bench::with(WatchSettings { deadline, outside_deadline: deadline, host_deadline: 1000 * DEADLINE });
     let (device, lane) = bench.device(0);
     for _ in 0..100 {
         bench.call(&lane, &device, "one of many");
     }
-    // The whole takes several deadlines; each piece takes a part of one.
     for _ in 0..40 {
-        std::thread::sleep(DEADLINE / 10);
+        std::thread::sleep(deadline / 20);
         device.done.fetch_add(1, Ordering::SeqCst);
     }
     assert!(lane.outstanding() > 0 && bench.hangs.try_recv().is_err());

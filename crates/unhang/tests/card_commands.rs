@@ -33,7 +33,7 @@ impl Home {
     fn on_the_card(&self, variables: &[(&str, &str)], words: &[&str]) -> Output {
         let program = env!("CARGO_BIN_EXE_unhang");
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", "240", program, "card", "run", "--card", "rx5600xt", "--"]);
+        command.args(["-k", "5", "900", program, "card", "run", "--card", "rx5600xt", "--"]);
         command.arg(program).args(words).env("UNHANG_CARD_LIBRARY", library("libunhang_card.so"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("XDG_") || name.starts_with("HSA_")) {
             command.env_remove(name);

@@ -295,7 +295,7 @@ fn this_machine_can_be_looked_at_and_it_is_quick() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["machine"]["described_by"], Value::Null);
     // This takes milliseconds if nothing else runs; the limit is for a machine that is busy compiling.
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
 /// A hostile machine: huge files, noise, endless links, pipes, names and contents with escape codes.

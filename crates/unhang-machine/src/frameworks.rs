@@ -21,6 +21,8 @@ pub struct Framework {
     pub python: Option<String>,
     /// The folder with packages.
     pub path: String,
+    /// Whether the same Python imports unhang.
+    pub unhang: bool,
     /// The script that enters its environment, if that has one and is not active.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activate: Option<String>,
@@ -58,7 +60,7 @@ pub(crate) fn find(system: &System, folders: &[(Option<String>, PathBuf)]) -> Ve
             // Only its existence matters; a bundle gets an empty one.
             system.record(&packages.join(&record).join("METADATA"), Vec::new());
             let (python, path) = (python.clone(), path.clone());
-            found.push(Framework { name, package, version, python, path, activate: None });
+            found.push(Framework { name, package, version, python, path, unhang: false, activate: None });
         }
     }
     found

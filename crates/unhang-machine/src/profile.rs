@@ -146,7 +146,7 @@ impl Profile {
         let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
         let card = examination.machine.gpus.iter().find(|gpu| gpu.affected);
         let Some(card) = card else {
-            return (no_spoof(), "there is no RDNA1 card here: nothing needs to be spoofed".to_owned());
+            return (no_spoof(), "no RDNA1 card was found: nothing needs to be spoofed".to_owned());
         };
         let gfx = card.gfx.as_deref().unwrap_or("gfx1010");
         match torch {

@@ -3,6 +3,7 @@
 //! None of them was tried by us: nobody here has a card. Each says who reports it.
 
 use crate::finding::Confidence;
+use crate::frameworks::Framework;
 use crate::shell::quoted;
 use crate::software::Torch;
 
@@ -42,8 +43,10 @@ pub fn install_wheel(wheel: &str) -> String {
     format!("pip install {wheel}")
 }
 
-/// Makes a new environment and enters it.
-const NEW_ENVIRONMENT: &str = "-m venv ~/rdna1 && . ~/rdna1/bin/activate &&";
+/// Makes a new environment and enters it. Each way has its own folder, so that whoever tries a second way keeps the first.
+fn new_environment(folder: &str) -> String {
+    format!("-m venv ~/{folder} && . ~/{folder}/bin/activate &&")
+}
 
 /// AMD's native wheels with code for all of these chips. They exist for three of RDNA1's four. The names of chips compose
 /// (mudler/LocalAI PR 10997).
@@ -55,19 +58,39 @@ pub fn native_wheels(chips: &[&str]) -> Option<String> {
     let devices: Vec<String> = chips.iter().map(|gfx| format!("device-{gfx}")).collect();
     let devices = devices.join(",");
     Some(format!(
-        "python3 {NEW_ENVIRONMENT} pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ 'torch[{devices}]' \
-         'torchvision[{devices}]'"
+        "python3 {} pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ 'torch[{devices}]' \
+         'torchvision[{devices}]'",
+        new_environment("rdna1-native")
     ))
 }
 
-/// Installs unhang where a torch is, named by its folder `…/lib/python3.12/site-packages/torch`. A system's Python takes no
+/// How sure we are of these wheels on a chip: owners report gfx1010 and gfx1012.
+pub fn of_native_wheels(gfx: &str) -> Confidence {
+    match gfx {
+        "gfx1010" | "gfx1012" => Confidence::SeenOnACard,
+        _ => Confidence::Documented,
+    }
+}
+
+/// How sure we are of the spoofed stack on a chip: nobody reports one with gfx1013.
+pub fn of_spoofed_stack(gfx: &str) -> Confidence {
+    match gfx {
+        "gfx1013" => Confidence::Inferred,
+        _ => Confidence::SeenOnACard,
+    }
+}
+
+/// Installs unhang into the Python of a folder of packages (`…/lib/python3.12/site-packages`). A system's Python takes no
 /// packages from pip: an environment that sees the system's is made for it.
-pub fn install_unhang(torch: &str, wheel: &str) -> String {
+pub fn install_unhang(packages: &str, wheel: &str) -> String {
     let install = install_wheel(wheel);
-    let prefix = std::path::Path::new(torch).ancestors().nth(4).unwrap_or(std::path::Path::new("/"));
+    let prefix = std::path::Path::new(packages).ancestors().nth(3).unwrap_or(std::path::Path::new("/"));
     match prefix.to_str().unwrap_or_default() {
         "/" | "/usr" | "/usr/local" => {
-            format!("python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && {install}")
+            format!(
+                "python3 {} {install}",
+                new_environment("rdna1-unhang").replacen("venv", "venv --system-site-packages", 1)
+            )
         }
         user if user.ends_with("/.local") => format!("python3 -m {install}"),
         prefix => format!("{} install {wheel}", quoted(&format!("{prefix}/bin/pip"))),
@@ -77,11 +100,20 @@ pub fn install_unhang(torch: &str, wheel: &str) -> String {
 /// Makes `python` and `unhang` of a shell those beside a torch: enters its environment and installs unhang there, as far as
 /// either is needed.
 pub fn prepare(torch: &Torch, wheel: &str) -> Option<String> {
-    let enter = enter(torch.activate.as_deref());
-    let install = match (torch.unhang, &enter) {
+    ready(torch.unhang, torch.activate.as_deref(), torch.packages(), wheel)
+}
+
+/// The same beside a framework.
+pub fn prepare_framework(framework: &Framework, wheel: &str) -> Option<String> {
+    ready(framework.unhang, framework.activate.as_deref(), &framework.path, wheel)
+}
+
+fn ready(has_unhang: bool, activate: Option<&str>, packages: &str, wheel: &str) -> Option<String> {
+    let enter = enter(activate);
+    let install = match (has_unhang, &enter) {
         (true, _) => None,
         (false, Some(_)) => Some(install_wheel(wheel)),
-        (false, None) => Some(install_unhang(&torch.path, wheel)),
+        (false, None) => Some(install_unhang(packages, wheel)),
     };
     let commands: Vec<String> = enter.into_iter().chain(install).collect();
     (!commands.is_empty()).then(|| commands.join(" && "))
@@ -99,19 +131,24 @@ pub const CONTAINER_DEVICES: &str = "--device /dev/kfd --device /dev/dri --group
 /// The newest glibc that loads the stack which owners report working under the spoof.
 pub const NEWEST_GLIBC: (u32, u32) = (2, 40);
 
-/// Whether [`container`] has the wheel's folder in it: it has if the path of the wheel is known.
-pub fn is_mounted(wheel: &str) -> bool {
-    wheel.starts_with('/')
+/// Whether a wheel is known by its name alone: where it is, only the reader knows.
+pub fn is_bare(wheel: &str) -> bool {
+    !wheel.starts_with('/')
 }
 
-/// A container whose glibc is old enough for that stack, with the card, this folder and the wheel's in it.
-pub fn container(wheel: &str) -> String {
-    let folder = wheel.rsplit_once('/').filter(|_| is_mounted(wheel));
+/// An image with a Python and a glibc that are old enough for that stack.
+pub const PYTHON_IMAGE: &str = "docker.io/library/python:3.10-bookworm";
+
+/// A container of an image, with the card, this folder and the wheel's in it. Its name is for coming back: what is
+/// installed in it stays.
+pub fn container(wheel: &str, image: &str) -> String {
+    let folder = wheel.rsplit_once('/').filter(|_| !is_bare(wheel));
     let wheels = folder.map(|(folder, _)| format!(" -v {folder}:{folder}:ro")).unwrap_or_default();
-    format!(
-        "docker run -it {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work docker.io/library/python:3.10-bookworm bash"
-    )
+    format!("docker run -it --name rdna1 {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work {image} bash")
 }
+
+/// Comes back to that container.
+pub const AGAIN_IN_CONTAINER: &str = "docker start -ai rdna1";
 
 /// Whether Arch's packages are built for a chip.
 fn is_built_by_arch(gfx: &str) -> bool {
@@ -124,7 +161,7 @@ pub const SPOOFED_PIP: &str = "pip install 'numpy<2' torch==1.13.1+rocm5.2 torch
 
 /// Installs it into a new environment.
 pub fn spoofed_stack() -> String {
-    format!("python3.10 {NEW_ENVIRONMENT} {SPOOFED_PIP}")
+    format!("python3.10 {} {SPOOFED_PIP}", new_environment("rdna1-rocm5.2"))
 }
 
 /// The ways for a chip.
@@ -136,11 +173,12 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
             commands: vec![command, install_wheel(wheel)],
             start: RUN,
             notes: "Since 2026; Linux and Windows. No spoof: HSA_OVERRIDE_GFX_VERSION must not be set. (Source: \
-                    easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
+                    easydiffusion/torchruntime issue 34, ROCm/TheRock issues 5954 and 7609, patientx-cfz/comfyui-rocm issue \
+                    33.)"
                 .to_owned(),
             unhang: "native code has the compiler's work-arounds, and `unhang run` repairs the few places that lack one. MIOpen \
                      remains: its spatial batch normalisation does not compile for gfx1010, and it searches for minutes",
-            confidence: Confidence::SeenOnACard,
+            confidence: of_native_wheels(gfx),
         });
     }
     if is_built_by_arch(gfx) {
@@ -148,7 +186,7 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
             title: format!("Arch Linux's packages, which are built for {gfx} too"),
             commands: vec![
                 "sudo pacman -S python-pytorch-rocm".to_owned(),
-                install_unhang("/usr/lib/python3/site-packages/torch", wheel),
+                install_unhang("/usr/lib/python3/site-packages", wheel),
             ],
             start: RUN,
             notes:
@@ -164,16 +202,17 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
         start: RUN,
         notes: format!(
             "Python 3.10 or older (Ubuntu 22.04 has 3.10; elsewhere take pyenv or uv), and glibc {}.{} or older. On another \
-             system{} start a container, and type the commands above inside it:\n       {}\n   The next wheels, for ROCm 5.3 \
-             and later, are reported to hang. (Source: ROCm issue 2527.)",
+             system{} start a container, and type the commands above inside it:\n       {}\n   `{AGAIN_IN_CONTAINER}` \
+             comes back to it later.\n   The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue \
+             2527.)",
             NEWEST_GLIBC.0,
             NEWEST_GLIBC.1,
-            if is_mounted(wheel) { "" } else { " copy unhang's wheel into this folder," },
-            container(wheel)
+            if is_bare(wheel) { " copy unhang's wheel into this folder," } else { "" },
+            container(wheel, PYTHON_IMAGE)
         ),
         unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables and repairs code \
                  as it loads (emulated, not yet seen on a card). It uses only engines that passed a test, and ends a program that hangs",
-        confidence: Confidence::SeenOnACard,
+        confidence: of_spoofed_stack(gfx),
     });
     all
 }
@@ -202,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_command_names_an_environment_as_a_shell_takes_it() {
-        let command = |prefix: &str| install_unhang(&format!("{prefix}/lib/python3.12/site-packages/torch"), WHEEL);
+        let command = |prefix: &str| install_unhang(&format!("{prefix}/lib/python3.12/site-packages"), WHEEL);
         assert_eq!(command("/home/anna/venv"), "/home/anna/venv/bin/pip install unhang-*.whl");
         assert_eq!(command("/home/anna/my venv"), "'/home/anna/my venv/bin/pip' install unhang-*.whl");
         assert_eq!(command("/srv/$(id)"), "'/srv/$(id)/bin/pip' install unhang-*.whl");

@@ -70,6 +70,11 @@ pub struct Torch {
 }
 
 impl Torch {
+    /// The folder with packages that it is in.
+    pub fn packages(&self) -> &str {
+        self.path.rsplit_once('/').map_or("", |(folder, _)| folder)
+    }
+
     /// Major and minor of the HIP that it was built with.
     pub fn hip_version(&self) -> Option<(u32, u32)> {
         two_numbers(self.hip.as_deref()?)
@@ -98,6 +103,8 @@ impl Software {
         let mut frameworks = frameworks::find(system, &folders);
         for framework in &mut frameworks {
             framework.activate = activate_script(system, Path::new(&framework.path));
+            framework.unhang =
+                imports_unhang(system, &folders, Path::new(&framework.path), framework.python.as_deref());
         }
         Software { rocm, torch, frameworks, glibc: find_glibc(system) }
     }
@@ -289,15 +296,25 @@ fn find_torch(system: &System, folders: &[(Option<String>, PathBuf)], rocm: &[Ro
         seen.push(real);
         found.push(inspect_torch(system, &folder, &packages, python, version, rocm));
     }
-    let everywhere = python_path(system).iter().any(|folder| has_unhang(system, folder));
     for torch in &mut found {
-        // An environment may see the system's packages: then its own folder comes before the one that holds torch.
-        let own = folders.iter().position(|(_, path)| Path::new(&torch.path).parent() == Some(path));
-        let mut imports =
-            folders.iter().take(own.map_or(0, |own| own + 1)).filter(|(python, _)| *python == torch.python);
-        torch.unhang = everywhere || imports.any(|(_, path)| has_unhang(system, path));
+        torch.unhang = imports_unhang(system, folders, Path::new(torch.packages()), torch.python.as_deref());
     }
     found
+}
+
+/// Whether the Python that imports from a folder of packages imports unhang too.
+fn imports_unhang(
+    system: &System,
+    folders: &[(Option<String>, PathBuf)],
+    packages: &Path,
+    version: Option<&str>,
+) -> bool {
+    // An environment may see the system's packages: then its own folder comes before this one.
+    let own = folders.iter().position(|(_, path)| path == packages);
+    let mut imports =
+        folders.iter().take(own.map_or(0, |own| own + 1)).filter(|(python, _)| python.as_deref() == version);
+    python_path(system).iter().any(|folder| has_unhang(system, folder))
+        || imports.any(|(_, path)| has_unhang(system, path))
 }
 
 /// Whether Pythons that import from a folder can import unhang: it is in the folder, or a path file leads to it.

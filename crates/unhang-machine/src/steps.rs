@@ -264,12 +264,13 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
         return Some(of_ways(what, vec![way], settles));
     }
     if let (None, Some(framework)) = (loading_torch(examination), examination.software.frameworks.first()) {
-        let Framework { package, version, activate, .. } = framework;
+        let Framework { package, version, .. } = framework;
         let what = format!(
             "Start programs with `unhang run`: it spoofs the card as gfx1030, because {package} {version} refuses {gfx}"
         );
         let update = (!framework.runs_spoofed()).then(|| routes::TENSORFLOW_PIP.to_owned());
-        let commands = routes::enter(activate.as_deref()).into_iter().chain(update).chain([RUN.to_owned()]).collect();
+        let prepare = routes::prepare_framework(framework, &examination.wheel);
+        let commands = prepare.into_iter().chain(update).chain([RUN.to_owned()]).collect();
         let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::Inferred };
         return Some(of_ways(what, vec![way], settles));
     }
@@ -285,11 +286,11 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
             what: format!("A torch with native code for {gfx}: no spoof, and the compiler's work-arounds"),
             recommended: true,
             commands: install.into_iter().filter(|command| !command.is_empty()).collect(),
-            confidence: Confidence::SeenOnACard,
+            confidence: routes::of_native_wheels(gfx),
         });
     }
-    ways.push(spoofed_way(examination, ways.is_empty()));
-    let what = "Choose one way to get a torch; `unhang explain routes` lists them all";
+    ways.push(spoofed_way(examination, gfx, ways.is_empty()));
+    let what = "Choose a torch; `unhang explain routes` lists all ways to get one";
     Some(of_ways(what.to_owned(), ways, settles))
 }
 
@@ -306,7 +307,7 @@ fn loading_torch(examination: &Examination) -> Option<&Torch> {
 }
 
 /// The way with a torch without code for the card: the installed one, or the one that owners report working.
-fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
+fn spoofed_way(examination: &Examination, gfx: &str, recommended: bool) -> Way {
     if let Some(torch) = loading_torch(examination) {
         return Way {
             what: format!(
@@ -328,19 +329,16 @@ fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
         true => (
             format!(
                 "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof, in a container: this system's glibc \
-                 does not load it. {}Type the other commands inside the container",
-                if routes::is_mounted(&examination.wheel) {
-                    ""
-                } else {
-                    "Copy unhang's wheel into this folder first. "
-                }
+                 does not load it. {}Type the other commands inside the container; `{}` comes back to it",
+                if routes::is_bare(&examination.wheel) { "Copy unhang's wheel into this folder first. " } else { "" },
+                routes::AGAIN_IN_CONTAINER
             ),
-            vec![routes::container(&examination.wheel), routes::SPOOFED_PIP.to_owned()],
+            vec![routes::container(&examination.wheel, routes::PYTHON_IMAGE), routes::SPOOFED_PIP.to_owned()],
         ),
     };
     let unhang = routes::install_wheel(&examination.wheel);
     let commands = install.into_iter().chain([unhang, RUN.to_owned()]).collect();
-    Way { what, recommended, commands, confidence: Confidence::SeenOnACard }
+    Way { what, recommended, commands, confidence: routes::of_spoofed_stack(gfx) }
 }
 
 /// How to start programs with an installed torch.
@@ -385,12 +383,30 @@ fn command_in(finding: &Finding) -> Option<&str> {
     finding.fix.as_deref()?.split('`').nth(1)
 }
 
+/// What a finding's remedy does, as something to do: a summary alone only says what is wrong.
+fn to_do(finding: &Finding) -> Option<String> {
+    let command = command_in(finding)?;
+    let what = match finding.id {
+        "kfd-no-access" if command.starts_with("sudo usermod") => {
+            "Let this user reach the card; afterwards log in again".to_owned()
+        }
+        "queue-preemption" => "Reboot: the card's compute queues are stuck".to_owned(),
+        "ring-timeout" => "Start programs with `unhang run`: the card was reset after it stopped responding".to_owned(),
+        "miopen-cache-corrupt" => format!("Repair MIOpen's databases: {}", finding.summary),
+        "miopen-cache-narrowed" => format!("Remove outdated choices: {}", finding.summary),
+        "runtime-version-mismatch" => format!("Keep torch to its own libraries: {}", finding.summary),
+        _ => return None,
+    };
+    Some(what)
+}
+
 fn of_finding(finding: &Finding) -> AdviceStep {
     let command = command_in(finding).map(str::to_owned);
     let afterwards = finding.fix.as_deref().and_then(|fix| fix.split('`').nth(2)?.strip_prefix(", then "));
-    let what = match (&command, &finding.fix, afterwards) {
-        (None, Some(fix), _) => format!("{}: {fix}", finding.summary),
-        (_, _, Some(afterwards)) => format!("{}; afterwards {afterwards}", finding.summary),
+    let what = match (to_do(finding), &command, &finding.fix, afterwards) {
+        (Some(what), ..) => what,
+        (None, None, Some(fix), _) => format!("{}: {fix}", finding.summary),
+        (None, _, _, Some(afterwards)) => format!("{}; afterwards {afterwards}", finding.summary),
         _ => finding.summary.clone(),
     };
     let mut letters = what.chars();

@@ -136,8 +136,8 @@ impl Owned {
                 let boot = "Nov  8 10:05:00 host kernel: [    0.000000] Linux version 5.15.0-119-generic\n";
                 self.write("/var/log/kern.log", &(log + boot));
             }
+            ["docker", "run", "-it", .., "IMAGE", "bash"] => self.write("/dev/kfd", ""),
             ["docker", "run", "-it", ..] => self.enter_container(),
-            ["docker", "run", "--device", "/dev/kfd", ..] => self.write("/dev/kfd", ""),
             _ => panic!("nobody knows what `{command}` does"),
         }
     }

@@ -134,9 +134,10 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
                    and the shield repairs the rest as it loads (emulated, not yet seen on a card)";
     let is_reported_to_work = reported_to_work_spoofed(seen);
     let fix = if native {
-        let remove = match &variable.place {
-            Some(place) => format!("`{}`, then ", clean_command(seen.program, [place.path.as_ref()])),
-            None => String::new(),
+        let remove = match (clean_up(seen, &[variable]), &variable.place) {
+            (Some(command), _) => format!("`{command}`, then "),
+            (None, Some(_)) => "remove the line named below, then ".to_owned(),
+            (None, None) => String::new(),
         };
         format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch has code for the true chip")
     } else if is_reported_to_work || (!seen.has_torch_for_amd() && !seen.software.frameworks.is_empty()) {
@@ -205,7 +206,7 @@ fn find_enforce(seen: &Seen, set: &[Set]) -> Option<Finding> {
     };
     Some(Finding {
         id: "find-enforce-search",
-        severity: seen.error_if_affected(),
+        severity: if mode.starts_with("SEARCH") { seen.error_if_affected() } else { Severity::Warning },
         summary: format!("{} is {mode}: {summary}", listed(&[variable])),
         why: format!("{why}. Anything but NONE turns FAST and HYBRID find off. (Source: {source}.)"),
         fix: Some(unset_command(seen, &[variable])),

@@ -5,7 +5,7 @@ use crate::chips::AMD;
 use crate::finding::{Confidence, Finding, Severity, counted};
 use crate::kernel::{LogKind, LogLine};
 use crate::machine::Machine;
-use crate::routes::CONTAINER_DEVICES;
+use crate::routes;
 use crate::system::DeviceAccess;
 
 pub(super) fn findings(seen: &Seen, log: &[LogLine]) -> Vec<Finding> {
@@ -31,15 +31,14 @@ fn no_access(seen: &Seen) -> Option<Finding> {
         .filter_map(|gpu| gpu.render_node.as_deref())
         .collect();
     let container = ["/.dockerenv", "/run/.containerenv"].iter().any(|path| seen.system.exists(path));
-    let enter = format!("docker run {CONTAINER_DEVICES} IMAGE");
+    let enter = routes::container(seen.wheel, "IMAGE");
     let (summary, why, fix) = match seen.machine.kfd_access {
         DeviceAccess::Granted if nodes.is_empty() => return None,
         DeviceAccess::Missing if container => (
             "this container has no /dev/kfd: no GPU computing in it".to_owned(),
             "The card is there (PCI sysfs shows it), but the device was not passed into the container.",
             format!(
-                "start it again, with its devices and your files: `docker run {CONTAINER_DEVICES} -v \"$PWD:/work\" -w /work \
-                 IMAGE`, then do the other steps in the new container{}",
+                "start it again, with its devices and your files: `{enter}`, then do the other steps in the new container{}",
                 if seen.machine.spoofed() { "; start it without -e HSA_OVERRIDE_GFX_VERSION" } else { "" }
             ),
         ),

@@ -202,7 +202,7 @@ fn without_unhang(seen: &Seen, hip: &[&Torch]) -> Option<Finding> {
              import unhang; this one cannot. (Source: the package folder that holds {}.)",
             paths.join(", ")
         ),
-        fix: Some(format!("`{}`", routes::install_unhang(&first.path, seen.wheel))),
+        fix: Some(format!("`{}`", routes::install_unhang(first.packages(), seen.wheel))),
         confidence: Confidence::Documented,
         places: vec![FilePlace { path: first.path.clone(), line: None }],
     })
@@ -402,7 +402,7 @@ fn corrupt(caches: &QuickLook) -> Option<Finding> {
         id: "miopen-cache-corrupt",
         severity: Severity::Error,
         summary: format!(
-            "MIOpen's user databases are damaged in {} of {}",
+            "MIOpen's user databases are damaged in {} in {}",
             counted(caches.corrupt.len(), "place"),
             counted(files.len(), "file")
         ),

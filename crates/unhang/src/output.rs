@@ -121,7 +121,12 @@ fn within_terminal(text: &str) -> String {
 /// JSON can drive a terminal too, so its texts are filtered. A reader that went away (`| head`) is not an error.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(&with_schema(safe(serde_json::to_value(value)?)))?;
-    match writeln!(io::stdout().lock(), "{text}") {
+    printed(writeln!(io::stdout().lock(), "{text}"))
+}
+
+/// How printing ended. A reader that has seen enough and is gone, such as `head`, is no error.
+pub(crate) fn printed(result: io::Result<()>) -> anyhow::Result<()> {
+    match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.context("cannot print"),
     }

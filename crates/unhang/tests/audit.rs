@@ -102,3 +102,16 @@ fn wrong_input_is_an_error_with_its_reason() {
     assert_eq!(audit(&[], &[&folder.path().join("missing")]).0, 2);
     assert_eq!(audit(&["--chip", "gfx9000"], &[&fixture()]).0, 2);
 }
+
+/// `unhang audit … | head` ends the reading before the writing.
+#[test]
+fn a_reader_that_is_gone_is_no_error() {
+    for arguments in [&["audit", "--kernels"][..], &["audit", "--json"], &["audit"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_unhang"));
+        let output = command.args(arguments).arg(fixture()).stdout(writer).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), said.as_ref()), (Some(1), ""), "{arguments:?}");
+    }
+}

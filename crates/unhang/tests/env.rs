@@ -62,13 +62,22 @@ fn without_an_affected_card_only_a_profile_that_is_named_is_printed() {
     for machine in ["rx6800", "no-gpu"] {
         for shell in ["sh", "fish", "systemd", "docker"] {
             let text = run(&["env", "print", "--root", machine, "--shell", shell]);
-            assert!(text.contains("no RDNA1 card here") && text.lines().all(|line| line.starts_with('#')), "{text}");
+            assert!(
+                text.contains("no RDNA1 card was found") && text.lines().all(|line| line.starts_with('#')),
+                "{text}"
+            );
         }
         let report: Value = serde_json::from_str(&run(&["env", "print", "--root", machine, "--json"])).unwrap();
         assert_eq!(report["profile"]["lines"], Value::Array(Vec::new()), "{machine}");
         let named = run(&["env", "print", "--root", machine, "--profile", "no-spoof"]);
         assert!(named.contains("unset HSA_OVERRIDE_GFX_VERSION"), "{named}");
     }
+}
+
+#[test]
+fn a_machine_that_cannot_be_read_is_not_called_one_without_a_card() {
+    let text = run(&["env", "print", "--root", "half-unreadable"]);
+    assert!(!text.contains("there is no RDNA1 card"), "{text}");
 }
 
 /// Runs the printed script in a real shell and returns the resulting variables.

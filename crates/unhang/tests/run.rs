@@ -374,7 +374,7 @@ fn what_is_known_about_the_card_is_said_and_no_more() {
     for (machine, options, expected) in [
         ("rx5700xt-native", &[][..], "with native code; "),
         ("bc250", &[], "BC-250, no spoof; "),
-        ("no-gpu", &["-v"], "there is no RDNA1 card here"),
+        ("no-gpu", &["-v"], "no RDNA1 card was found"),
     ] {
         let root = fixtures.join(machine);
         let options = [&["--root", root.to_str().unwrap()], options].concat();

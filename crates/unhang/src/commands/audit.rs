@@ -5,7 +5,6 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -16,7 +15,7 @@ use unhang_objects::survey::{FunctionSurvey, ObjectSurvey, Options, survey};
 use unhang_objects::{WalkEvent, walk};
 
 use super::text::{counted, wrapped};
-use crate::output::{self, Colour, Style, printable};
+use crate::output::{self, Colour, Style, printable, printed};
 
 /// Find machine code that is unsafe on an RDNA1 card.
 ///
@@ -146,7 +145,7 @@ impl Audit {
         if self.json {
             output::print_json(&report)?;
         } else {
-            self.print(&report).context("cannot print")?;
+            printed(self.print(&report))?;
         }
         Ok(ExitCode::from(code))
     }
@@ -181,7 +180,7 @@ impl Audit {
         }
     }
 
-    fn print(&self, report: &Report) -> anyhow::Result<()> {
+    fn print(&self, report: &Report) -> io::Result<()> {
         if io::stderr().is_terminal() {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
@@ -193,8 +192,7 @@ impl Audit {
             }
             file.print(&mut out, style, self)?;
         }
-        report.print_totals(&mut out, style, self)?;
-        Ok(())
+        report.print_totals(&mut out, style, self)
     }
 }
 

@@ -187,7 +187,7 @@ pub(crate) fn report(examination: &Examination, style: Style, explain: bool) -> 
         text.push_str(&describe_finding(finding, style, explain));
     }
     if !explain && !examination.findings.is_empty() {
-        let more = "unhang doctor --explain gives reasons and sources; unhang explain ID those of one finding.";
+        let more = "For reasons and sources: `unhang doctor --explain`. For one finding: `unhang explain ID`.";
         let _ = writeln!(text, "\n{}", wrapped(more, 0, 0));
     }
     text

@@ -201,7 +201,8 @@ impl Print {
         let system = self.machine.system()?;
         let (mut profile, reason) = choose(self.profile, &system)?;
         // What is printed acts at once, unlike an installed profile, which asks for the card first.
-        let is_needed = !matches!(self.profile, ProfileName::Auto) || Machine::inspect(&system).affected();
+        let machine = Machine::inspect(&system);
+        let is_needed = !matches!(self.profile, ProfileName::Auto) || machine.affected();
         if !is_needed {
             profile.lines.clear();
         }
@@ -229,7 +230,11 @@ impl Print {
         if is_needed {
             text.push_str(&profile.print(shell, self.explain));
         } else {
-            text.push_str("# there is no RDNA1 card here: nothing to set\n");
+            let unread = match machine.unreadable.len() {
+                0 => String::new(),
+                count => format!(", but {count} files could not be read; `unhang doctor` says which"),
+            };
+            let _ = writeln!(text, "# no RDNA1 card was found: nothing to set{unread}");
         }
         print_text(&with_wrapped_comments(&text))?;
         Ok(ExitCode::SUCCESS)

@@ -82,7 +82,7 @@ impl Explain {
         let (facts, next) = (facts(&examination, &sections), next_commands(&examination, &sections, &text));
         if self.json {
             let all: Vec<_> = sections.iter().map(|id| json!({ "id": id, "text": body(id) })).collect();
-            print_safe_json(&json!({ "schema": 1, "sections": all, "machine": facts, "next": next.join(" && ") }))?;
+            print_safe_json(&json!({ "schema": 1, "sections": all, "machine": facts, "next": next }))?;
             return Ok(ExitCode::SUCCESS);
         }
         let style = Style::for_stream(&std::io::stdout());
@@ -105,6 +105,13 @@ impl Explain {
         }
         for command in &next {
             let _ = writeln!(out, "       {}", style.paint(command, Colour::Cyan));
+            if command.starts_with("docker run") {
+                let _ = writeln!(out, "{}", wrapped("Type what follows inside the container.", 2, 2));
+            }
+        }
+        if next.iter().any(|command| command == "sudo reboot") {
+            let since = "If the machine has rebooted since, go on with `unhang doctor`.";
+            let _ = writeln!(out, "{}", wrapped(since, 2, 2));
         }
         print_text(&out)?;
         Ok(ExitCode::SUCCESS)
@@ -236,7 +243,7 @@ fn next_commands(examination: &Examination, sections: &[&str], text: &str) -> Ve
     let commands = of_plan.unwrap_or_else(|| {
         let command = symptoms::next_command(first, text).to_owned();
         let starts_python = ["unhang run ", "unhang probe"].iter().any(|start| command.contains(start));
-        let uses_torch = symptoms::is_about_torch(first) && starts_python;
+        let uses_torch = (symptoms::is_about_torch(first) || first == "ring-timeout") && starts_python;
         let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
         let prepare = torch.filter(|_| uses_torch).and_then(|torch| routes::prepare(torch, &examination.wheel));
         prepare.into_iter().chain([command]).collect()

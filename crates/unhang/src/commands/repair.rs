@@ -20,7 +20,7 @@ use unhang_objects::{Found, Size, WalkEvent, rewrite, walk};
 use super::audit::by_name;
 use super::text::counted;
 use super::whole_file::{belongs_to_the_system, check_folder, make_folder, write_whole};
-use crate::output::{self, Colour, Style, printable};
+use crate::output::{self, Colour, Style, printable, printed};
 
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
 ///
@@ -133,7 +133,7 @@ impl Repair {
         if self.json {
             output::print_json(&report)?;
         } else {
-            self.print(&report).context("cannot print")?;
+            printed(self.print(&report))?;
         }
         Ok(ExitCode::from(code))
     }
@@ -232,7 +232,7 @@ impl Repair {
         bytes
     }
 
-    fn print(&self, report: &Report) -> anyhow::Result<()> {
+    fn print(&self, report: &Report) -> io::Result<()> {
         let style = Style::for_stream(&io::stdout());
         let mut out = io::stdout().lock();
         let totals = &report.totals;

@@ -140,7 +140,7 @@ impl Run {
         }
         match protection.in_words(&self, &decisions) {
             Some(line) => inform(&line),
-            None if decisions.is_empty() => tell_more("unhang: there is no RDNA1 card here: nothing is set for one"),
+            None if decisions.is_empty() => tell_more("unhang: no RDNA1 card was found: nothing is set for one"),
             None => {}
         }
         for decision in decisions.iter().filter(|it| it.action != Action::Kept) {
@@ -335,7 +335,7 @@ impl Run {
         }
         let mut text = String::new();
         if decisions.is_empty() {
-            let nothing = "no variable would be set: there is no RDNA1 card here, or --profile none was given";
+            let nothing = "no variable would be set: no RDNA1 card was found, or --profile none was given";
             let _ = writeln!(text, "{}", wrapped(nothing, 0, 4));
         }
         for decision in decisions {

@@ -143,11 +143,16 @@ impl Python {
                     Ended::TimedOut | Ended::Unkillable => {
                         Err(format!("{path} did not say within {} s whether torch sees a GPU", deadline.as_secs()))
                     }
-                    _ => Err(format!("{path} has no torch, or unhang is not installed in it")),
+                    _ => Err(format!("the torch of {path} cannot be imported: {}", last_line(&outcome.output))),
                 },
             }
         })
     }
+}
+
+/// The last line that says something: of a Python's traceback, the exception.
+fn last_line(output: &str) -> &str {
+    output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it ended without a word")
 }
 
 /// Runs one trial. `before` has the results of earlier ones: after a hang the card may not respond, and the next result

@@ -3,9 +3,7 @@
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
-use anyhow::Context;
-
-use crate::output::{NARROWEST, columns};
+use crate::output::{NARROWEST, columns, printed};
 
 pub(super) use crate::output::print_json as print_safe_json;
 pub(super) use unhang_guard::time::{deadline, duration};
@@ -34,8 +32,5 @@ pub(super) fn entry(what: &str, facts: &[&str], detail: &str) -> String {
 
 /// Prints text on standard output. A reader that went away (`| head`) is not an error.
 pub(super) fn print_text(text: &str) -> anyhow::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("cannot print"),
-    }
+    printed(io::stdout().lock().write_all(text.as_bytes()))
 }

@@ -135,8 +135,9 @@ fn beside_it_first<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
     let folder = folder_of(path);
     // The error of `tempfile` quotes a name that nobody gave.
     let refused = |error: io::Error| {
-        let what = format!("no file can be made in the folder {}: {}", folder.display(), error.kind());
-        io::Error::new(error.kind(), what)
+        let cause = error.get_ref().and_then(|quoted| quoted.source());
+        let reason = cause.map_or_else(|| error.kind().to_string(), ToString::to_string);
+        io::Error::new(error.kind(), format!("no file can be made in the folder {}: {reason}", folder.display()))
     };
     let file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder);
     let mut file = file.map_err(refused)?;

@@ -117,7 +117,9 @@ pub(crate) fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String
 /// The interpreter that a command is, if it is one, so that its packages are searched for torch. For a script, the one
 /// in its first line.
 pub(crate) fn python_of(program: &OsString) -> Vec<PathBuf> {
-    let Some(path) = find_on_path(Path::new(program)) else { return Vec::new() };
+    let Some(path) = find_on_path(Path::new(program)).and_then(|path| std::path::absolute(path).ok()) else {
+        return Vec::new();
+    };
     let is_python =
         |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("python"));
     if is_python(&path) {

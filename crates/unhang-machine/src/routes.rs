@@ -139,15 +139,15 @@ pub fn is_bare(wheel: &str) -> bool {
 /// An image with a Python and a glibc that are old enough for that stack.
 pub const PYTHON_IMAGE: &str = "docker.io/library/python:3.10-bookworm";
 
-/// A container of an image, with the card, this folder and the wheel's in it. Its name is for coming back: what is
-/// installed in it stays.
+/// A container of an image, with the card, this folder and the wheel's in it. Under its name it can be
+/// started again, with all that was installed in it.
 pub fn container(wheel: &str, image: &str) -> String {
     let folder = wheel.rsplit_once('/').filter(|_| !is_bare(wheel));
     let wheels = folder.map(|(folder, _)| format!(" -v {folder}:{folder}:ro")).unwrap_or_default();
     format!("docker run -it --name rdna1 {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work {image} bash")
 }
 
-/// Comes back to that container.
+/// Enters that container again.
 pub const AGAIN_IN_CONTAINER: &str = "docker start -ai rdna1";
 
 /// Whether Arch's packages are built for a chip.
@@ -203,7 +203,7 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
         notes: format!(
             "Python 3.10 or older (Ubuntu 22.04 has 3.10; elsewhere take pyenv or uv), and glibc {}.{} or older. On another \
              system{} start a container, and type the commands above inside it:\n       {}\n   `{AGAIN_IN_CONTAINER}` \
-             comes back to it later.\n   The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue \
+             enters it again later.\n   The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue \
              2527.)",
             NEWEST_GLIBC.0,
             NEWEST_GLIBC.1,

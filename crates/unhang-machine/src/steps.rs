@@ -329,7 +329,7 @@ fn spoofed_way(examination: &Examination, gfx: &str, recommended: bool) -> Way {
         true => (
             format!(
                 "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof, in a container: this system's glibc \
-                 does not load it. {}Type the other commands inside the container; `{}` comes back to it",
+                 does not load it. {}Type the other commands inside the container; `{}` enters it again",
                 if routes::is_bare(&examination.wheel) { "Copy unhang's wheel into this folder first. " } else { "" },
                 routes::AGAIN_IN_CONTAINER
             ),
@@ -392,8 +392,10 @@ fn to_do(finding: &Finding) -> Option<String> {
         }
         "queue-preemption" => "Reboot: the card's compute queues are stuck".to_owned(),
         "ring-timeout" => "Start programs with `unhang run`: the card was reset after it stopped responding".to_owned(),
-        "miopen-cache-corrupt" => format!("Repair MIOpen's databases: {}", finding.summary),
-        "miopen-cache-narrowed" => format!("Remove outdated choices: {}", finding.summary),
+        "miopen-cache-corrupt" => {
+            finding.summary.replacen("MIOpen's user databases are", "Repair MIOpen's user databases, which are", 1)
+        }
+        "miopen-cache-narrowed" => finding.summary.replacen("MIOpen's cache holds", "Remove from MIOpen's cache", 1),
         "runtime-version-mismatch" => format!("Keep torch to its own libraries: {}", finding.summary),
         _ => return None,
     };

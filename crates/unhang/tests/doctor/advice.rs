@@ -87,8 +87,7 @@ fn a_route_that_was_taken_is_content() {
     assert_eq!(commands(&report).last(), Some(&"unhang run -- python train.py"));
     assert!(!report["steps"].to_string().contains("torch[device"), "no other torch has to be installed");
     let (report, code) = json(&["doctor", "--root", "rx5700xt-native", "--json"]);
-    let install =
-        "python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && pip install unhang-*.whl";
+    let install = "python3 -m venv --system-site-packages ~/rdna1-unhang && . ~/rdna1-unhang/bin/activate && pip install unhang-*.whl";
     assert_eq!((code, commands(&report)), (0, vec![install, "unhang run -- python train.py"]), "{report}");
 }
 
@@ -96,7 +95,10 @@ fn a_route_that_was_taken_is_content() {
 fn no_torch_is_recommended_that_does_not_load_here() {
     let (report, _) = json(&["doctor", "--root", "bc250", "--json"]);
     let commands = commands(&report);
-    assert!(commands[0].starts_with("docker run -it --device /dev/kfd"), "glibc 2.42, and no native wheels: {report}");
+    assert!(
+        commands[0].starts_with("docker run -it --name rdna1 --device /dev/kfd"),
+        "glibc 2.42, and no native wheels: {report}"
+    );
     assert!(commands[1].starts_with("pip install 'numpy<2' torch==1.13.1+rocm5.2"), "{report}");
     let libc = "lib/x86_64-linux-gnu/libc.so.6";
     let old = changed("bc250", |root| fs::write(root.join(libc), "stable release version 2.36.\n").unwrap());
@@ -163,8 +165,8 @@ fn a_machine_with_jax_alone_is_not_sent_to_torch() {
     let (report, _) = json(&["doctor", "--root", "rx5700xt-jax", "--json"]);
     assert!(ids(&report).contains(&"framework-refuses-chip"), "{report:#}");
     assert!(!ids(&report).contains(&"torch-missing"), "{report:#}");
-    let commands: Vec<_> = report["steps"].as_array().unwrap().iter().map(|step| &step["command"]).collect();
-    assert_eq!(commands, ["unhang run -- python train.py"], "{report:#}");
+    let install = "/home/user/jax/bin/pip install unhang-*.whl";
+    assert_eq!(commands(&report), [install, "unhang run -- python train.py"], "{report:#}");
     let (profile, _) = run(&["env", "print", "--root", "rx5700xt-jax"]);
     assert!(profile.contains("export HSA_OVERRIDE_GFX_VERSION=10.3.0"), "{profile}");
     let (text, _) = run(&["explain", "--root", "rx5700xt-jax", "The supported AMDGPU versions are gfx1030"]);
@@ -193,8 +195,8 @@ fn a_tensorflow_that_refuses_the_spoof_too_is_replaced() {
     });
     let (report, _) = json(&["doctor", "--root", machine.path().to_str().unwrap(), "--json"]);
     let commands = &report["steps"][0]["ways"][0]["commands"];
-    assert_eq!(commands[0], "pip install 'tensorflow-rocm==2.13.1.600'", "{report:#}");
-    assert_eq!(commands[1], "unhang run -- python train.py");
+    assert_eq!(commands[1], "pip install 'tensorflow-rocm==2.13.1.600'", "{report:#}");
+    assert_eq!(commands[2], "unhang run -- python train.py");
 }
 
 /// Triton on a machine with an RDNA1 card: a warning where nothing handles it, a note where `unhang run` can.

@@ -104,6 +104,19 @@ fn an_error_that_was_there_before_us_is_left_for_its_owner() {
     stand_in.call("hipGetLastError");
 }
 
+/// Whoever is given memory may write it in a stream that does not wait for the null stream.
+#[test]
+fn memory_is_filled_when_it_is_handed_out_and_kept_by_nobody_if_that_fails() {
+    let Some(stand_in) = StandIn::loaded() else { return };
+    let address = stand_in.hip.allocate(64).unwrap();
+    assert_eq!((stand_in.call("fillsUnderWay"), stand_in.call("memoryInUse")), (0, 1));
+    // SAFETY: allocated above.
+    unsafe { stand_in.hip.free(address) }.unwrap();
+    assert_eq!(code(stand_in.hip.allocate(906 * 4)), 906);
+    assert_eq!(stand_in.call("memoryInUse"), 0);
+    assert_eq!(stand_in.last_error(), 0);
+}
+
 #[test]
 fn the_default_stream_counts_as_capturing_while_another_one_is() {
     let Some(stand_in) = StandIn::loaded() else { return };

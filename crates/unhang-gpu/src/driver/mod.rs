@@ -48,6 +48,13 @@ pub enum DriverError {
     Compiler(#[from] CompileError),
 }
 
+impl DriverError {
+    /// Whether the device has no memory left: both vendors say so with the same number.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, DriverError::Call { code: 2, .. })
+    }
+}
+
 /// What a driver runs on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {

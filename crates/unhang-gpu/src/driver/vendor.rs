@@ -189,12 +189,21 @@ impl Driver for VendorDriver {
         let words = bytes.div_ceil(4).max(1);
         self.device().run(|| {
             let mut address = 0;
-            // SAFETY: a valid place for the address, and memory of that size behind it.
-            unsafe {
-                self.device().check((self.calls.allocate.call)(&mut address, words * 4), self.calls.allocate.name)?;
-                self.device().check((self.calls.fill.call)(address, FILLING, words), self.calls.fill.name)?;
+            let device = self.device();
+            // SAFETY: a valid place for the address.
+            device.check(unsafe { (self.calls.allocate.call)(&mut address, words * 4) }, self.calls.allocate.name)?;
+            // Filling does not wait for itself, and streams that do not wait for the null stream would overtake it.
+            // SAFETY: memory of that size, which nobody else has; the null stream.
+            let filled = unsafe {
+                device.check((self.calls.fill.call)(address, FILLING, words), self.calls.fill.name).and_then(|()| {
+                    device.check((self.calls.synchronize.call)(ptr::null_mut()), self.calls.synchronize.name)
+                })
+            };
+            if filled.is_err() {
+                // SAFETY: allocated above. If freeing fails too, the first error counts.
+                let _ = unsafe { (self.calls.free.call)(address) };
             }
-            Ok(address)
+            filled.map(|()| address)
         })
     }
 

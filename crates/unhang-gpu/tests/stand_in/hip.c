@@ -59,15 +59,31 @@ int hipEventElapsedTime(float *milliseconds, void *from, void *to) {
     return returned(0);
 }
 int hipEventDestroy(void *event) { return returned(event == 0 ? 400 : 0); }
-int hipStreamSynchronize(void *stream) { (void)stream; return returned(0); }
-int hipMalloc(void **address, size_t bytes) { *address = 0; return returned(bytes > 1 << 20 ? 2 : 0); }
-int hipMemsetD32(void *address, int value, size_t count) { (void)address, (void)value, (void)count; return returned(0); }
+/* Filling returns before it is done; waiting for the null stream, in which it is queued, waits for it. */
+static int fills, allocated;
+int fillsUnderWay(void) { return fills; }
+int memoryInUse(void) { return allocated; }
+int hipStreamSynchronize(void *stream) { fills = stream ? fills : 0; return returned(0); }
+int hipMalloc(void **address, size_t bytes) {
+    *address = 0;
+    if (bytes > 1 << 20)
+        return returned(2);
+    allocated++;
+    return returned(0);
+}
+int hipMemsetD32(void *address, int value, size_t count) {
+    (void)address, (void)value;
+    if (count == 906)
+        return returned(906);
+    fills++;
+    return returned(0);
+}
 int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
     (void)kind; (void)stream;
     memcpy(to, from, bytes);
     return returned(0);
 }
-int hipFree(void *address) { (void)address; return returned(0); }
+int hipFree(void *address) { (void)address; allocated--; return returned(0); }
 
 int hiprtcVersion(int *major, int *minor) { *major = 9, *minor = 0; return 0; }
 int hiprtcCreateProgram(void **program, const char *source, const char *name, int count, const char **headers, const char **names) {

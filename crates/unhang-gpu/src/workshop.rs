@@ -5,6 +5,7 @@
 //! waits for what is being compiled, up to a given limit.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -225,10 +226,10 @@ impl Workshop {
                 state.being_compiled.insert(kernel.clone());
                 kernel
             };
-            let object = match self.cached(&kernel) {
-                Some(object) => Ok(object),
-                None => self.compile(&kernel),
-            };
+            // Others wait for this kernel: a panic must not keep it for ever.
+            let object =
+                catch_unwind(AssertUnwindSafe(|| self.cached(&kernel).map_or_else(|| self.compile(&kernel), Ok)));
+            let object = object.unwrap_or_else(|_| Err(CompileError::Unusable("it panicked".to_owned()).into()));
             let mut state = self.state();
             state.being_compiled.remove(&kernel);
             state.absent.remove(&kernel);

@@ -7,7 +7,7 @@ pub use launch::Timing;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use unhang_conv::Problem;
@@ -175,6 +175,8 @@ pub struct GpuEngine {
     /// The kernel families that may run; `None` for all of them.
     allowed: Mutex<Option<BTreeSet<String>>>,
     most_kernels: usize,
+    /// Hashing all sources takes longer than a launch.
+    identity: OnceLock<String>,
 }
 
 /// A map behind a poisoned lock is consistent: no code of ours leaves one half changed.
@@ -208,6 +210,7 @@ impl GpuEngine {
             hinted: Mutex::default(),
             allowed: Mutex::default(),
             most_kernels: MOST_KERNELS,
+            identity: OnceLock::new(),
         }
     }
 
@@ -222,7 +225,11 @@ impl GpuEngine {
     }
 
     /// Identifies our kernels here: their sources, the compiler, the chip. Canaries are stored under it.
-    pub fn identity(&self) -> String {
+    pub fn identity(&self) -> &str {
+        self.identity.get_or_init(|| self.hash_of_sources())
+    }
+
+    fn hash_of_sources(&self) -> String {
         let (description, compiler) = (self.driver.description(), self.driver.compiler().version());
         let sources = SourceFile::ALL.map(SourceFile::text);
         let chip = [&compiler, &description.true_architecture, &description.reported_architecture];

@@ -151,7 +151,7 @@ impl PyGpu {
 
     /// Identifies our kernels here: their sources, the compiler, the chip. Canaries are kept under it.
     #[getter]
-    fn identity(&self) -> String {
+    fn identity(&self) -> &str {
         self.engine.identity()
     }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use unhang_miopen_api::Functions;
 
@@ -56,21 +56,27 @@ unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, data: *mu
     0
 }
 
+fn known() -> MutexGuard<'static, Vec<&'static Real>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Searches the mapped files. Called when a program starts to use a library: when it creates a handle, and when none is
 /// known.
 pub(crate) fn scan() {
     let mut found: Vec<(CString, usize)> = Vec::new();
     // SAFETY: the function above, with the place that it expects.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_new = |base: usize| known().iter().all(|real| real.base != base);
     for (path, base) in found {
-        if known.iter().all(|real| real.base != base)
-            && let Some(real) = Real::load(&path, base)
-        {
+        // Not while the list is locked: the loader has a lock too, and under it constructors run that may come here.
+        let Some(real) = is_new(base).then(|| Real::load(&path, base)).flatten() else { continue };
+        let mut known = known();
+        if known.iter().all(|real| real.base != base) {
             // Never given back: callers hold it.
             known.push(Box::leak(Box::new(real)));
         }
     }
+    let known = known();
     let only = if let [only] = known[..] { std::ptr::from_ref(only).cast_mut() } else { std::ptr::null_mut() };
     ONLY.store(only, Ordering::Release);
 }
@@ -82,7 +88,7 @@ pub(crate) fn of_caller() -> Option<&'static Real> {
         // SAFETY: set from a reference that lives for ever.
         return Some(unsafe { &*only });
     }
-    if KNOWN.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+    if known().is_empty() {
         scan();
         let only = ONLY.load(Ordering::Acquire);
         if !only.is_null() {
@@ -95,7 +101,7 @@ pub(crate) fn of_caller() -> Option<&'static Real> {
 
 /// Of several, the one that the caller's own library is linked to, else the one of the last look-up.
 fn among_several() -> Option<&'static Real> {
-    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let known = known().clone();
     let first = known.first().copied()?;
     let Some((caller, base)) = loader::caller() else { return Some(first) };
     let mut of_callers = OF_CALLERS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -30,7 +30,8 @@ enum Operator {
     ActivationBackward(c_int),
     /// Mode, and what scale, bias, mean and variance are.
     Infer(c_int, Option<Tensor>),
-    Train(c_int),
+    /// Mode, and whether running statistics are kept.
+    Train(c_int, bool),
     Backward(c_int),
 }
 
@@ -122,7 +123,8 @@ impl Plan {
                     recipe.convolution = Some((object, window, w));
                     1
                 }
-                Operator::Bias(known) => {
+                // A bias is added to what a convolution leaves; before a normalisation alone it is MIOpen's.
+                Operator::Bias(known) if recipe.convolution.is_some() => {
                     recipe.bias = Some((object, known?));
                     2
                 }
@@ -131,7 +133,7 @@ impl Plan {
                     recipe.norm = Some((object, operator));
                     3
                 }
-                Operator::Train(_) if recipe.convolution.is_none() && recipe.bias.is_none() => {
+                Operator::Train(..) if recipe.convolution.is_none() => {
                     recipe.norm = Some((object, operator));
                     3
                 }
@@ -150,7 +152,7 @@ impl Plan {
                     recipe.activation = Some((object, kind_of(mode)?));
                     next
                 }
-                Operator::Train(_) => return None,
+                Operator::Bias(_) | Operator::Train(..) => return None,
             };
             if next <= stage {
                 return None;
@@ -328,7 +330,7 @@ impl Execution {
         let Some(&Given::Normalization(at, epsilon, momentum)) = given.get(&object) else { return Some(missing()) };
         let (operation, mode, parameters) = match operator {
             Operator::Infer(mode, parameters) => (Operation::Apply, mode, parameters?),
-            Operator::Train(mode) => (Operation::Train, mode, x.parameters(mode)?),
+            Operator::Train(mode, _) => (Operation::Train, mode, x.parameters(mode)?),
             Operator::Backward(mode) => (Operation::Backward, mode, x.parameters(mode)?),
             _ => return None,
         };
@@ -336,6 +338,10 @@ impl Execution {
         let (tensors, at) = match operation {
             Operation::Backward => ([x, y, x], Buffers { y: self.y.1 as u64, z: self.x.1 as u64, ..at }),
             _ => ([source.0, y, y], Buffers { x: source.1 as u64, y: self.y.1 as u64, ..at }),
+        };
+        let at = match operator {
+            Operator::Train(_, false) => Buffers { running_mean: 0, running_variance: 0, ..at },
+            _ => at,
         };
         let what = normalization::describe(operation, mode, tensors, [parameters; 4], activation);
         let Some(what) = what else { return Some(self.refuse()) };
@@ -435,7 +441,7 @@ pub(crate) mod calls {
         }
         /// Puts a training batch normalisation into a plan.
         miopenCreateOpBatchNormForward(plan: Opaque, object: *mut Opaque, mode: c_int, running: bool) {
-            operator!(operator_train, plan, object, [mode, running], real => Operator::Train(mode))
+            operator!(operator_train, plan, object, [mode, running], real => Operator::Train(mode, running))
         }
         /// Puts the gradients of a batch normalisation into a plan.
         miopenCreateOpBatchNormBackward(plan: Opaque, object: *mut Opaque, mode: c_int) {
@@ -601,7 +607,7 @@ mod tests {
         let tensor = Some(Tensor::default());
         let infer = Operator::Infer(1, tensor);
         assert!(plan(&[infer, Operator::Activation(3)]).recipe().is_some());
-        assert!(plan(&[Operator::Train(1), Operator::Activation(3)]).recipe().is_some());
+        assert!(plan(&[Operator::Train(1, true), Operator::Activation(3)]).recipe().is_some());
         assert!(plan(&[Operator::ActivationBackward(3), Operator::Backward(1)]).recipe().is_some());
         assert!(plan(&[Operator::Backward(1), Operator::ActivationBackward(3)]).recipe().is_some());
         assert!(plan(&[Operator::Backward(1), Operator::Backward(1)]).recipe().is_none());
@@ -609,6 +615,8 @@ mod tests {
         assert!(plan(&[Operator::Activation(3), Operator::Backward(1)]).recipe().is_none());
         assert!(plan(&[Operator::Activation(3)]).recipe().is_none(), "nothing but an activation is MIOpen's");
         assert!(plan(&[Operator::Convolution(None)]).recipe().is_none(), "descriptors that could not be read");
-        assert!(plan(&[Operator::Bias(tensor), Operator::Train(1)]).recipe().is_none());
+        for norm in [Operator::Train(1, true), infer] {
+            assert!(plan(&[Operator::Bias(tensor), norm]).recipe().is_none(), "a bias that no convolution takes");
+        }
     }
 }

@@ -4,13 +4,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use unhang_conv::Layout;
+use unhang_gpu::GpuError;
 use unhang_gpu::driver::Driver;
 use unhang_gpu::strided::{self, Move};
 use unhang_miopen_api::{BAD_PARAMETER, INTERNAL_ERROR, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 use unhang_session::{Device, Failure, Numbers, View, say_once as say};
 
 use crate::describe::Bias;
-use crate::face::{Process, process, scalars, stream_of};
+use crate::face::{Process, process, scalars, stream_of, subject_of};
 use crate::real::{self, Real};
 
 /// A call: a bias, the tensor that it belongs to, and scalars.
@@ -25,6 +26,7 @@ pub(crate) struct Call {
 
 /// Who computes it, if not MIOpen.
 struct Ours {
+    process: &'static Process,
     bias: Bias,
     device: Arc<Device>,
     stream: u64,
@@ -42,7 +44,7 @@ impl Call {
         Some(self.checked(process, memory))
     }
 
-    fn checked(&self, process: &Process, memory: [Opaque; 2]) -> Result<Ours, Status> {
+    fn checked(&self, process: &'static Process, memory: [Opaque; 2]) -> Result<Ours, Status> {
         let given = [self.handle, self.bias, self.tensor, memory[0], memory[1]];
         if given.iter().any(|it| it.is_null()) || self.alpha.is_null() || self.beta.is_null() {
             return Err(BAD_PARAMETER);
@@ -61,7 +63,7 @@ impl Call {
         process.situation(&device);
         let by_kernels = device.engine.has_kernels().is_ok() && device.may_run(strided::FAMILY);
         let stream = stream_of(self.real, self.handle).ok_or(BAD_PARAMETER)?;
-        Ok(Ours { bias, device, stream, by_kernels })
+        Ok(Ours { process, bias, device, stream, by_kernels })
     }
 }
 
@@ -184,10 +186,17 @@ impl Ours {
     ) -> Result<(), Failure> {
         let engine = &self.device.engine;
         if let Some(launch) = launch.filter(|_| self.by_kernels) {
-            let launch = engine.load_move(launch, self.stream)?;
-            // SAFETY: the caller's promise.
-            return unsafe { engine.launch_move(&launch, from.address, to.address, self.stream) }
-                .map_err(Failure::from);
+            match engine.load_move(launch, self.stream) {
+                Ok(launch) => {
+                    let subject = || subject_of(self.process, &self.device, "bias", strided::FAMILY);
+                    // SAFETY: the caller's promise.
+                    let run = || unsafe { engine.launch_move(&launch, from.address, to.address, self.stream) };
+                    return self.process.watched(|| Some(self.stream), subject, run).map_err(Failure::from);
+                }
+                // Without a kernel of this type the host computes.
+                Err(error @ (GpuError::Compile(_) | GpuError::Object(_))) => say(&error.to_string()),
+                Err(error) => return Err(error.into()),
+            }
         }
         let driver: &dyn Driver = engine.driver();
         if driver.is_capturing(self.stream)? {

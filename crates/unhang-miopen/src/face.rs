@@ -154,11 +154,7 @@ pub(crate) fn on_device(
         process.situation(&device);
     }
     let Some(stream) = stream_of(real, handle) else { return Some(BAD_PARAMETER) };
-    let subject = || {
-        let canary = device.card.name_of_family(&device.engine, family);
-        let is_rehearsal = process.session().machine().emulated;
-        device.may_run(family).then(|| Arc::new(Subject::of_family(what, canary, is_rehearsal)))
-    };
+    let subject = || subject_of(process, &device, what, family);
     match process.watched(|| Some(stream), subject, || compute(&device, stream)) {
         Ok(()) => Some(SUCCESS),
         Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
@@ -174,6 +170,15 @@ pub(crate) fn on_device(
             Some(INTERNAL_ERROR)
         }
     }
+}
+
+/// What the watchdog says and quarantines if kernels of a family hang; `None` where they may not run.
+pub(crate) fn subject_of(process: &Process, device: &Device, what: &str, family: &str) -> Option<Arc<Subject>> {
+    let named = || {
+        let canary = device.card.name_of_family(&device.engine, family);
+        Arc::new(Subject::of_family(what, canary, process.session().machine().emulated))
+    };
+    device.may_run(family).then(named)
 }
 
 /// Whether the scalars are those of a plain convolution: 1 and 0. MIOpen supports no others either.

@@ -1,6 +1,6 @@
 //! Computing a planned convolution: by our kernels in the caller's stream, or on the CPU through copies.
 
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 use unhang_conv::Problem;
 use unhang_cpu::CpuEngine;
@@ -15,7 +15,7 @@ use crate::host::Numbers;
 use crate::process::{Face, Process};
 use crate::proof;
 use crate::route::{Route, Settled};
-use crate::session::Session;
+use crate::session::{Session, locked};
 use crate::talk::say_once as say;
 use crate::view::View;
 
@@ -277,13 +277,16 @@ unsafe fn on_host(route: &Route, call: Call, engine: &dyn Engine) -> Result<(), 
 /// As [`execute`].
 unsafe fn tiled(session: &Session, route: &Route, call: Call) -> Result<(), Failure> {
     let Some(tile) = route.tile else { return Err(Failure::Declined("no tile was planned".to_owned())) };
+    let failure = Mutex::new(None);
     let inner: Box<dyn Engine> = match tile.inner {
         EngineName::Cpu => Box::new(CpuEngine::new()),
-        EngineName::Jit => Box::new(Tiles { session, device: &route.device }),
+        EngineName::Jit => Box::new(Tiles { session, device: &route.device, failure: &failure }),
         other => return Err(Failure::Declined(format!("tiles by {other} need torch"))),
     };
     // SAFETY: the caller's promise.
-    unsafe { on_host(route, call, &Tiled::new(Inner(inner), tile.output_limit)) }
+    let ended = unsafe { on_host(route, call, &Tiled::new(Inner(inner), tile.output_limit)) };
+    // What our kernels said tells a lack of memory, a refusal and a dead device from a failure of theirs.
+    ended.map_err(|error| locked(&failure).take().unwrap_or(error))
 }
 
 /// An engine behind a pointer.
@@ -307,6 +310,8 @@ impl Engine for Inner<'_> {
 struct Tiles<'a> {
     session: &'a Session,
     device: &'a Device,
+    /// Why a tile was not computed.
+    failure: &'a Mutex<Option<Failure>>,
 }
 
 impl Engine for Tiles<'_> {
@@ -319,11 +324,17 @@ impl Engine for Tiles<'_> {
     }
 
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
-        let failed = |message: String| EngineError::Failed { engine: EngineName::Jit, message };
         let engine = &self.device.engine;
-        let prepared = engine.prepare(problem).map_err(|error| failed(error.to_string()))?;
-        prove(self.session, self.device, &prepared, false).map_err(|failure| failed(failure.reason()))?;
-        FromHost::new(engine).run_prepared(&prepared, operands).map_err(|error| failed(error.to_string()))
+        let computed = || {
+            let prepared = engine.prepare(problem)?;
+            prove(self.session, self.device, &prepared, false)?;
+            FromHost::new(engine).run_prepared(&prepared, operands).map_err(Failure::from)
+        };
+        computed().map_err(|failure| {
+            let message = failure.reason().to_owned();
+            *locked(self.failure) = Some(failure);
+            EngineError::Failed { engine: EngineName::Jit, message }
+        })
     }
 }
 
@@ -349,5 +360,27 @@ unsafe fn spoil(route: &Route, call: Call) -> Result<(), Failure> {
             numbers.set(index, numbers.get(index) * 2.0 + 1.0);
         }
         numbers.write(driver, at, stream).map_err(Failure::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unhang_engine::{Elements, ElementsMut};
+
+    use super::*;
+    use crate::played;
+
+    /// A tile without memory is as little an engine's failure as a whole convolution without it.
+    #[test]
+    fn a_tile_says_why_it_was_not_computed() {
+        let problem: Problem = "forward:f32:nchw:1x2x5x5:3x2x3:s1x1:p0x0:d1x1:g1".parse().unwrap();
+        let (x, w, mut y) = (vec![1.0f32; 50], vec![1.0f32; 36], vec![0.0f32; 36]);
+        let (device, _, session) = played::device_with(Some(|_| {}), 0);
+        let failure = Mutex::new(None);
+        let tiles = Tiles { session: &session, device: &device, failure: &failure };
+        let (first, second) = (Elements::F32(&x), Elements::F32(&w));
+        let operands = Operands { first, second, bias: None, result: ElementsMut::F32(&mut y) };
+        assert!(tiles.run(&problem, operands).is_err());
+        assert!(matches!(locked(&failure).take(), Some(Failure::NoMemory(_))));
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::thread::ThreadId;
 
-use unhang_conv::{DataType, Direction, Planes, TensorShape, Volume, VolumeSpecification};
+use unhang_conv::{DataType, Direction, Planes, Volume, VolumeSpecification};
 use unhang_engine::Verdict;
 use unhang_engine::tolerance::Tolerance;
 use unhang_evidence::Store;
@@ -56,10 +56,12 @@ impl Scratch {
     pub fn at_least(&mut self, driver: &dyn Driver, bytes: u64) -> Result<u64, GpuError> {
         if self.bytes < bytes {
             // Queued work may still use the old memory, so it stays allocated. Doubling keeps the sum of it below what
-            // is used.
-            let bytes = bytes.next_power_of_two();
-            self.address = driver.allocate(bytes as usize)?;
-            self.bytes = bytes;
+            // is used; where there is no memory for that, what is needed has to do.
+            let doubled = bytes.next_power_of_two();
+            let allocated = driver.allocate(doubled as usize).map(|address| (address, doubled));
+            let exactly = || driver.allocate(bytes as usize).map(|address| (address, bytes));
+            (self.address, self.bytes) =
+                allocated.or_else(|error| if error.is_out_of_memory() { exactly() } else { Err(error) })?;
         }
         Ok(self.address)
     }
@@ -160,25 +162,49 @@ impl Device {
         found
     }
 
+    /// The types that these kernels are tried in. An emulated card computes slowly, and one type shows that it can.
+    fn types_of_trial(&self) -> &'static [DataType] {
+        let emulated = self.engine.driver().description().is_emulated();
+        if emulated { &[DataType::F32] } else { &DataType::ALL }
+    }
+
+    /// Compiles and loads what [`Device::try_strided`] runs, so that its limit is the kernels' own.
+    pub fn prepare_strided(&self) -> Result<(), GpuError> {
+        for &data_type in self.types_of_trial() {
+            let trial = PlanesTrial::new();
+            let of_planes = trial.iter().filter_map(|trial| trial.moves(data_type));
+            for launch in moves_of_trial(data_type).into_iter().flatten().chain(of_planes.flatten()) {
+                self.engine.load_move(launch, 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Tries the kernels that copy tensors of any strides and planes of 3-d ones, add a bias and sum one. Returns their
     /// error as a share of the tolerance. Waits for the device.
     pub fn try_strided(&self) -> Result<f64, GpuError> {
-        let (shape, strides): (TensorShape, [usize; 4]) = ([2, 3, 4, 5], [100, 1, 21, 4]);
-        let view = View { shape, strides };
+        let mut worst = 0.0f64;
+        for &data_type in self.types_of_trial() {
+            let error = self.try_moves(data_type).and_then(|error| Ok(error.max(self.try_planes(data_type)?)));
+            worst = match error {
+                // What does not compile does not run; single precision is what nobody does without.
+                Err(GpuError::Compile(_)) if data_type != DataType::F32 => worst,
+                error => worst.max(error?),
+            };
+        }
+        Ok(worst)
+    }
+
+    fn try_moves(&self, data_type: DataType) -> Result<f64, GpuError> {
+        let (shape, view) = (TRIED.shape, TRIED);
         let dense = View::dense_strides(shape, unhang_conv::Layout::Nchw);
         let (spread, elements) = (view.span(), view.elements());
-        let memory = Memory::new(&self.engine, DataType::F32, [spread, elements, shape[1]])?;
+        let memory = Memory::new(&self.engine, data_type, [spread, elements, shape[1]])?;
         let [from, to, bias] = memory.places;
         let driver = self.engine.driver();
-        let mut numbers = Numbers::random(DataType::F32, spread, 1);
-        let parts = (
-            Move::copy(DataType::F32, shape, strides, dense),
-            Move::add(DataType::F32, shape, [0, 1, 0, 0], dense),
-            Move::sum_over_channels(DataType::F32, shape, strides, 1),
-        );
-        let (Some(copy), Some(add), Some(sum)) = parts else { return Ok(f64::INFINITY) };
-        let moves = [copy, sum, add].map(|it| self.engine.load_move(it, 0));
-        let [copy, sum, add] = moves;
+        let mut numbers = Numbers::random(data_type, spread, 1);
+        let Some(moves) = moves_of_trial(data_type) else { return Ok(f64::INFINITY) };
+        let [copy, sum, add] = moves.map(|it| self.engine.load_move(it, 0));
         let (copy, sum, add) = (copy?, sum?, add?);
         // SAFETY: memory of these sizes, alive until the results were read.
         let (copied, summed) = unsafe {
@@ -186,10 +212,7 @@ impl Device {
             self.engine.launch_move(&copy, from, to, 0)?;
             self.engine.launch_move(&sum, from, bias, 0)?;
             self.engine.launch_move(&add, bias, to, 0)?;
-            (
-                Numbers::read(driver, DataType::F32, elements, to, 0)?,
-                Numbers::read(driver, DataType::F32, shape[1], bias, 0)?,
-            )
+            (Numbers::read(driver, data_type, elements, to, 0)?, Numbers::read(driver, data_type, shape[1], bias, 0)?)
         };
         let gathered = numbers.gathered(&view, dense);
         let pixels = shape[2] * shape[3];
@@ -202,35 +225,18 @@ impl Device {
             let off = |at: usize| (copied.get(at) - gathered.get(at) - summed.get(channel)).abs();
             worst = (0..elements).filter(of_channel).map(off).fold(worst, f64::max);
         }
-        Ok((worst / (Tolerance::of(DataType::F32).max * largest)).max(self.try_planes()?))
+        Ok(worst / (Tolerance::of(data_type).max * largest))
     }
-}
 
-impl Device {
     /// Tries the kernel that gathers planes of 3-d tensors and puts them back: 0 if every element is right, otherwise
     /// infinity.
-    fn try_planes(&self) -> Result<f64, GpuError> {
-        let volume = Volume::new(VolumeSpecification {
-            batch: 2,
-            in_channels: 3,
-            in_size: [4, 5, 6],
-            out_channels: 2,
-            kernel: [3, 1, 3],
-            stride: [2, 1, 1],
-            padding: [1, 0, 1],
-            direction: Direction::BackwardWeights,
-            ..VolumeSpecification::default()
-        });
-        let fold = volume.as_ref().ok().and_then(|volume| volume.fold(usize::MAX).ok());
-        let (Ok(volume), Some(fold)) = (volume, fold) else { return Ok(f64::INFINITY) };
-        let (layout, data_type) = (volume.layout(), DataType::F32);
-        let (planes, back) = (&fold.parts[0].planes[0], &fold.parts[0].planes[1]);
-        let strides = volume.operand_shapes().map(|shape| Volume::dense_strides(shape, layout));
-        let [whole, narrow, _] = volume.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    fn try_planes(&self, data_type: DataType) -> Result<f64, GpuError> {
+        let Some(trial) = PlanesTrial::new() else { return Ok(f64::INFINITY) };
+        let Some([gather, scatter]) = trial.moves(data_type) else { return Ok(f64::INFINITY) };
+        let (layout, strides) = (trial.volume.layout(), trial.strides());
+        let [planes, back] = &trial.planes;
+        let [whole, narrow, _] = trial.volume.operand_shapes().map(|shape| shape.iter().product::<usize>());
         let folded: usize = planes.shape().iter().product();
-        let moves =
-            (Move::gather(data_type, planes, layout, strides[0]), Move::scatter(data_type, back, layout, strides[1]));
-        let (Some(gather), Some(scatter)) = moves else { return Ok(f64::INFINITY) };
         let (gather, scatter) = (self.engine.load_move(gather, 0)?, self.engine.load_move(scatter, 0)?);
         let memory = Memory::new(&self.engine, data_type, [whole, folded, narrow])?;
         let [from, to, narrowed] = memory.places;
@@ -258,6 +264,61 @@ impl Device {
             }
         });
         Ok(if is_right { 0.0 } else { f64::INFINITY })
+    }
+}
+
+/// A tensor with gaps, in an order that no layout has.
+const TRIED: View = View { shape: [2, 3, 4, 5], strides: [100, 1, 21, 4] };
+
+/// A copy of that tensor, the sum of its channels, and the sum added to the copy.
+fn moves_of_trial(data_type: DataType) -> Option<[Move; 3]> {
+    let View { shape, strides } = TRIED;
+    let dense = View::dense_strides(shape, unhang_conv::Layout::Nchw);
+    Some([
+        Move::copy(data_type, shape, strides, dense)?,
+        Move::sum_over_channels(data_type, shape, strides, 1)?,
+        Move::add(data_type, shape, [0, 1, 0, 0], dense)?,
+    ])
+}
+
+/// A 3-d convolution of which planes are gathered, and planes put back.
+struct PlanesTrial {
+    volume: Volume,
+    planes: [Planes; 2],
+}
+
+impl PlanesTrial {
+    fn new() -> Option<PlanesTrial> {
+        let volume = Volume::new(VolumeSpecification {
+            batch: 2,
+            in_channels: 3,
+            in_size: [4, 5, 6],
+            out_channels: 2,
+            kernel: [3, 1, 3],
+            stride: [2, 1, 1],
+            padding: [1, 0, 1],
+            direction: Direction::BackwardWeights,
+            ..VolumeSpecification::default()
+        });
+        let volume = volume.ok()?;
+        let fold = volume.fold(usize::MAX).ok()?;
+        let [planes, back, ..] = &fold.parts.first()?.planes;
+        let planes = [*planes, *back];
+        Some(PlanesTrial { volume, planes })
+    }
+
+    fn strides(&self) -> [[usize; 5]; 3] {
+        self.volume.operand_shapes().map(|shape| Volume::dense_strides(shape, self.volume.layout()))
+    }
+
+    /// What gathers them, and what puts them back.
+    fn moves(&self, data_type: DataType) -> Option<[Move; 2]> {
+        let (layout, strides) = (self.volume.layout(), self.strides());
+        let [planes, back] = &self.planes;
+        Some([
+            Move::gather(data_type, planes, layout, strides[0])?,
+            Move::scatter(data_type, back, layout, strides[1])?,
+        ])
     }
 }
 
@@ -290,6 +351,17 @@ impl Drop for Memory<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_twice_as_much_is_not_to_be_had_what_is_needed_is_taken() {
+        let (device, ..) = crate::played::device_with(None, 3 << 20);
+        let driver = device.engine.driver();
+        let mut scratch = Scratch::default();
+        assert!(scratch.at_least(driver, 5 << 19).is_ok());
+        assert_eq!(scratch.bytes, 5 << 19, "not 4 MiB");
+        let error = scratch.at_least(driver, 7 << 19).unwrap_err();
+        assert!(matches!(error, GpuError::Driver(error) if error.is_out_of_memory()));
+    }
 
     #[test]
     fn the_memory_of_threads_that_have_ended_is_given_back_and_no_other() {

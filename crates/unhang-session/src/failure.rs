@@ -33,7 +33,7 @@ fn is_of_the_device(code: i32) -> bool {
 
 impl Failure {
     /// What went wrong, in words.
-    pub fn reason(self) -> String {
+    pub fn reason(&self) -> &str {
         match self {
             Failure::Declined(reason)
             | Failure::Failed(_, reason)
@@ -48,7 +48,7 @@ impl From<GpuError> for Failure {
     fn from(error: GpuError) -> Failure {
         match &error {
             _ if error.is_refusal() => Failure::Declined(error.to_string()),
-            GpuError::Driver(DriverError::Call { code: 2, .. }) => Failure::NoMemory(error.to_string()),
+            GpuError::Driver(driver) if driver.is_out_of_memory() => Failure::NoMemory(error.to_string()),
             GpuError::Driver(DriverError::Call { code, .. }) if is_of_the_device(*code) => {
                 Failure::Device(error.to_string())
             }

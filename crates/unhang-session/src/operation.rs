@@ -265,7 +265,8 @@ fn prepare_all<O: Operation>(device: &Device) -> Result<(), GpuError> {
 fn try_all<O: Operation>(device: &Device) -> Result<f64, String> {
     trials_of::<O>(device).iter().enumerate().try_fold(0.0f64, |worst, (seed, (trial, like))| {
         let parts: Vec<usize> = (0..trial.parts()).collect();
-        Ok(worst.max(try_one(device, trial, like, &parts, seed as u64, 0).map_err(Failure::reason)?))
+        Ok(worst
+            .max(try_one(device, trial, like, &parts, seed as u64, 0).map_err(|failure| failure.reason().to_owned())?))
     })
 }
 

@@ -27,6 +27,11 @@ pub(crate) type Play = fn(&[*mut c_void]);
 /// A device whose kernels do `play`, or fail to compile without it; a counter of their launches; and a session without
 /// any verdict on them.
 pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) {
+    device_with(play, usize::MAX)
+}
+
+/// A device on a card that gives at most that many bytes at once.
+pub(crate) fn device_with(play: Option<Play>, most_bytes: usize) -> (Device, Arc<AtomicUsize>, Session) {
     let launches = Arc::new(AtomicUsize::new(0));
     let description = Description {
         name: "played".into(),
@@ -36,7 +41,7 @@ pub(crate) fn device(play: Option<Play>) -> (Device, Arc<AtomicUsize>, Session) 
         model: DeviceModel::rx_5600_xt(),
     };
     let settings = GpuSettings { workspace_limit: None, cache_folder: None, cache_limit: 0, shipped_folder: None };
-    let driver = Played { description, play, launches: launches.clone() };
+    let driver = Played { description, play, most_bytes, launches: launches.clone() };
     let session = session();
     let card = Card::at(session.machine(), 0, String::new);
     let device = Device::new(0, card, GpuEngine::new(Box::new(driver), settings));
@@ -71,6 +76,7 @@ pub(crate) fn numbers(at: u64, count: usize) -> Vec<f64> {
 struct Played {
     description: Description,
     play: Option<Play>,
+    most_bytes: usize,
     launches: Arc<AtomicUsize>,
 }
 
@@ -128,6 +134,9 @@ impl Driver for Played {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        if bytes > self.most_bytes {
+            return Err(DriverError::Call { call: "allocate", code: 2, meaning: "out of memory".to_owned() });
+        }
         Ok(vec![0u128; bytes.div_ceil(16)].leak().as_mut_ptr() as u64)
     }
 

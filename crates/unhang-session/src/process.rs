@@ -151,6 +151,9 @@ pub fn try_families_of(device: &Device, wanted: &[String]) {
     for proof in families.iter().filter_map(|family| proof_of(&family.name)) {
         let _ = (proof.prepare)(device);
     }
+    if families.iter().any(|family| family.name == strided::FAMILY) {
+        let _ = device.prepare_strided();
+    }
     proof::try_families(&device.engine, &families, &name_of, &try_part);
 }
 

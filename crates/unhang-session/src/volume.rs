@@ -118,7 +118,7 @@ unsafe fn execute<F: Face>(process: &Process<F>, route: &VolumeRoute, call: Call
             Err(Stopped::Part(ended)) => return Err(ended),
             Err(Stopped::Copy(stopped)) => {
                 is_over = matches!(stopped, Failure::Device(_));
-                failure = Some(stopped.reason());
+                failure = Some(stopped.reason().to_owned());
             }
         }
     }

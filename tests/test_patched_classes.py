@@ -334,6 +334,20 @@ def test_a_config_of_its_own_stays_what_it_is() -> None:
     assert unhang.unpatch_model(layer).config == 5
 
 
+def test_settings_that_are_assigned_are_the_layers_and_anything_else_is_the_programs() -> None:
+    layer = SafeConv2d(2, 3, 3)
+    layer.config = OURS
+    layer(torch.randn(1, 2, 6, 6))
+    assert layer.get_bypass_stats()["engines"] == {"cpu": 1}
+    layer.config = {"a": "tag"}
+    assert layer.config == {"a": "tag"}
+    assert layer.get_bypass_stats()["strategy"] == OURS.strategy
+    del layer.config
+    assert layer.config == OURS
+    with pytest.raises(AttributeError):
+        del layer.config
+
+
 @pytest.mark.parametrize("kind", [Stateful, Remade, RemadeByClass, Padded])
 def test_a_layer_is_copied_and_saved_as_its_class_says(kind: type[nn.Conv2d]) -> None:
     layer, x = kind(2, 3, 3), torch.randn(1, 2, 6, 6)

@@ -47,11 +47,26 @@ def _configure(module: nn.Conv2d, config: Any) -> None:
 
 
 class _GivenConfig:
-    """The attribute ``config`` of a safe layer: what it was given, or None when it follows the process's settings. An
-    attribute of the same name on the layer itself comes first, as it does without a patch."""
+    """The attribute ``config`` of a safe layer: what it was given, or None when it follows the process's settings.
+    Settings that are assigned to it are the layer's from then on. Anything else is the program's own attribute of that
+    name, which a layer may have without a patch too."""
 
     def __get__(self, layer: nn.Conv2d | None, kind: type[nn.Conv2d]) -> Any:
-        return self if layer is None else layer.__dict__.get(_CONFIG)
+        if layer is None:
+            return self
+        own = layer.__dict__
+        return own["config"] if "config" in own else own.get(_CONFIG)
+
+    def __set__(self, layer: nn.Conv2d, value: Any) -> None:
+        try:
+            _configure(layer, value)
+            layer.__dict__.pop("config", None)
+        except TypeError:
+            layer.__dict__["config"] = value
+
+    def __delete__(self, layer: nn.Conv2d) -> None:
+        if layer.__dict__.pop("config", self) is self:
+            raise AttributeError("config")
 
 
 class SafeConv2d(nn.Conv2d):

@@ -172,8 +172,9 @@ def activate(devices: tuple[str, ...], settings: Settings) -> None:
     """Plans the convolutions of those device types with these settings, on every thread, from the next call on."""
     for device in KEYS:
         _core.activate(device, settings if device in devices else None)
-    active.clear()
-    active.update(dict.fromkeys(devices, settings))
+    active.update(dict.fromkeys(devices, settings))  # never empty in between: other threads look at it
+    for device in active.keys() - set(devices):
+        del active[device]
 
 
 def deactivate() -> None:

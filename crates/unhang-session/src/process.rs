@@ -152,7 +152,7 @@ pub fn try_families_of(device: &Device, wanted: &[String]) {
         let _ = (proof.prepare)(device);
     }
     if families.iter().any(|family| family.name == strided::FAMILY) {
-        let _ = device.prepare_strided();
+        device.prepare_strided();
     }
     proof::try_families(&device.engine, &families, &name_of, &try_part);
 }

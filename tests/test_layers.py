@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import threading
@@ -241,7 +242,7 @@ def test_what_others_put_in_place_of_torchs_methods_stays(monkeypatch: pytest.Mo
     # Puts torch's own methods back in the end.
     for kind, method in unhang._layers._ANNOUNCED:
         monkeypatch.setattr(kind, method, getattr(kind, method))
-    transposed = nn.ConvTranspose2d.forward
+    plain, transposed = nn.Conv2d._conv_forward, nn.ConvTranspose2d.forward
     unhang.enable(settings=OURS, devices=("cpu",))
     below = nn.Conv2d._conv_forward
 
@@ -260,6 +261,17 @@ def test_what_others_put_in_place_of_torchs_methods_stays(monkeypatch: pytest.Mo
     unhang.disable()
     assert len(calls) == 4
     assert layer.get_bypass_stats()["engines"] == {"cpu": 2}
+
+    # Others may put ours back, and then it is ours to take away.
+    nn.Conv2d._conv_forward = below
+    unhang.enable(settings=OURS, devices=("cpu",))
+    assert nn.Conv2d._conv_forward is below
+    unhang.disable()
+    assert nn.Conv2d._conv_forward is plain
+
+    nn.Conv2d._conv_forward = functools.partialmethod(plain)  # no function of Python's
+    unhang.enable(settings=OURS, devices=("cpu",))
+    unhang.disable()
 
 
 def _weights_settings(direction: str) -> dict[str, int]:

@@ -339,13 +339,17 @@ def test_settings_that_are_assigned_are_the_layers_and_anything_else_is_the_prog
     layer.config = OURS
     layer(torch.randn(1, 2, 6, 6))
     assert layer.get_bypass_stats()["engines"] == {"cpu": 1}
-    layer.config = {"a": "tag"}
-    assert layer.config == {"a": "tag"}
-    assert layer.get_bypass_stats()["strategy"] == OURS.strategy
-    del layer.config
-    assert layer.config == OURS
+    with pytest.raises(TypeError, match=r"config=unhang\.Settings\(strategy='cpu_fallback'\)"):
+        layer.config = "cpu_fallback"
+    patched = unhang.patch_model(nn.Conv2d(2, 3, 3), OURS)
+    for own in ({"a": "tag"}, None):
+        patched.config = own
+        assert patched.config == own
+        assert patched.get_bypass_stats()["strategy"] == OURS.strategy
+    del patched.config
+    assert patched.config == OURS
     with pytest.raises(AttributeError):
-        del layer.config
+        del patched.config
 
 
 @pytest.mark.parametrize("kind", [Stateful, Remade, RemadeByClass, Padded])

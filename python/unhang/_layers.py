@@ -48,8 +48,8 @@ def _configure(module: nn.Conv2d, config: Any) -> None:
 
 class _GivenConfig:
     """The attribute ``config`` of a safe layer: what it was given, or None when it follows the process's settings.
-    Settings that are assigned to it are the layer's from then on. Anything else is the program's own attribute of that
-    name, which a layer may have without a patch too."""
+    Settings that are assigned to it are the layer's from then on. A patched layer takes anything else as the program's
+    own attribute of that name, which it may have without a patch too."""
 
     def __get__(self, layer: nn.Conv2d | None, kind: type[nn.Conv2d]) -> Any:
         if layer is None:
@@ -58,11 +58,14 @@ class _GivenConfig:
         return own["config"] if "config" in own else own.get(_CONFIG)
 
     def __set__(self, layer: nn.Conv2d, value: Any) -> None:
-        try:
-            _configure(layer, value)
-            layer.__dict__.pop("config", None)
-        except TypeError:
-            layer.__dict__["config"] = value
+        if _ORIGINAL in layer.__dict__:
+            try:
+                settings_from(value, "config")
+            except TypeError:
+                layer.__dict__["config"] = value
+                return
+        _configure(layer, value)
+        layer.__dict__.pop("config", None)
 
     def __delete__(self, layer: nn.Conv2d) -> None:
         if layer.__dict__.pop("config", self) is self:
@@ -470,16 +473,16 @@ _ANNOUNCED = (
     (nn.ConvTranspose2d, "forward"),
     (nn.ConvTranspose3d, "forward"),
 )
-# Our method for each, and the one that it announces.
+# Our method for each, and the one that it announces. What others have put over ours since still calls it.
 _announced: dict[tuple[type, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def count_every_layer() -> None:
     """Makes the layers that our engines know announce themselves, and ``nn.Conv2d`` answer ``get_bypass_stats()``."""
     for kind, method in _ANNOUNCED:
-        if _is_announced(kind, method):
-            continue
         original = getattr(kind, method)
+        if (kind, method) in _announced or not isinstance(original, types.FunctionType):
+            continue
         ours = _announcing(original)
         _announced[kind, method] = ours, original
         setattr(kind, method, ours)
@@ -490,15 +493,10 @@ def count_every_layer() -> None:
 def count_no_layer() -> None:
     """Undoes :func:`count_every_layer`, except for ``get_bypass_stats()``, which still answers for what was counted. A
     method that somebody else has replaced since stays: taking it away is not ours to do."""
-    for kind, method in _ANNOUNCED:
-        if _is_announced(kind, method):
-            setattr(kind, method, _announced.pop((kind, method))[1])
-
-
-def _is_announced(kind: type, method: str) -> bool:
-    """Whether a method of torch's is ours now."""
-    ours = _announced.get((kind, method))
-    return ours is not None and getattr(kind, method) is ours[0]
+    for (kind, method), (ours, original) in list(_announced.items()):
+        if getattr(kind, method) is ours:
+            del _announced[kind, method]
+            setattr(kind, method, original)
 
 
 def _is_recording() -> bool:

@@ -133,18 +133,27 @@ pub const NEWEST_GLIBC: (u32, u32) = (2, 40);
 
 /// Whether a wheel is known by its name alone: where it is, only the reader knows.
 pub fn is_bare(wheel: &str) -> bool {
-    !wheel.starts_with('/')
+    wheel == WHEEL
 }
 
 /// An image with a Python and a glibc that are old enough for that stack.
-pub const PYTHON_IMAGE: &str = "docker.io/library/python:3.10-bookworm";
+const PYTHON_IMAGE: &str = "docker.io/library/python:3.10-bookworm";
 
-/// A container of an image, with the card, this folder and the wheel's in it. Under its name it can be
-/// started again, with all that was installed in it.
-pub fn container(wheel: &str, image: &str) -> String {
-    let folder = wheel.rsplit_once('/').filter(|_| !is_bare(wheel));
+/// A container whose glibc is old enough for that stack, with the card, this folder and the wheel's in it. Under its name
+/// it can be started again, with all that was installed in it.
+pub fn container(wheel: &str) -> String {
+    let folder = wheel.rsplit_once('/').filter(|_| wheel.starts_with('/'));
     let wheels = folder.map(|(folder, _)| format!(" -v {folder}:{folder}:ro")).unwrap_or_default();
-    format!("docker run -it --name rdna1 {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work {image} bash")
+    docker_run(" --name rdna1", &wheels, PYTHON_IMAGE)
+}
+
+/// A container of the image that the reader uses, seen from inside of one: paths here are not the machine's.
+pub fn same_container() -> String {
+    docker_run("", "", "IMAGE")
+}
+
+fn docker_run(name: &str, wheels: &str, image: &str) -> String {
+    format!("docker run -it{name} {CONTAINER_DEVICES} -v \"$PWD:/work\"{wheels} -w /work {image} bash")
 }
 
 /// Enters that container again.
@@ -208,7 +217,7 @@ pub fn routes(gfx: &str, wheel: &str) -> Vec<Route> {
             NEWEST_GLIBC.0,
             NEWEST_GLIBC.1,
             if is_bare(wheel) { " copy unhang's wheel into this folder," } else { "" },
-            container(wheel, PYTHON_IMAGE)
+            container(wheel)
         ),
         unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables and repairs code \
                  as it loads (emulated, not yet seen on a card). It uses only engines that passed a test, and ends a program that hangs",

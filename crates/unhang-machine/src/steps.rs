@@ -260,7 +260,8 @@ fn about_torch(examination: &Examination) -> Option<AdviceStep> {
     if let Some(torch) = loading_torch(examination).filter(|torch| torch.hip_version().is_some_and(|it| it <= (5, 2))) {
         let commands = start_commands(examination, torch);
         let what = format!("Start programs with `unhang run`: it spoofs torch {} for each of them", torch.version);
-        let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::SeenOnACard };
+        let confidence = routes::of_spoofed_stack(gfx);
+        let way = Way { what: what.clone(), recommended: true, commands, confidence };
         return Some(of_ways(what, vec![way], settles));
     }
     if let (None, Some(framework)) = (loading_torch(examination), examination.software.frameworks.first()) {
@@ -333,7 +334,7 @@ fn spoofed_way(examination: &Examination, gfx: &str, recommended: bool) -> Way {
                 if routes::is_bare(&examination.wheel) { "Copy unhang's wheel into this folder first. " } else { "" },
                 routes::AGAIN_IN_CONTAINER
             ),
-            vec![routes::container(&examination.wheel, routes::PYTHON_IMAGE), routes::SPOOFED_PIP.to_owned()],
+            vec![routes::container(&examination.wheel), routes::SPOOFED_PIP.to_owned()],
         ),
     };
     let unhang = routes::install_wheel(&examination.wheel);

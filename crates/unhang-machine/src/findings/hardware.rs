@@ -31,7 +31,7 @@ fn no_access(seen: &Seen) -> Option<Finding> {
         .filter_map(|gpu| gpu.render_node.as_deref())
         .collect();
     let container = ["/.dockerenv", "/run/.containerenv"].iter().any(|path| seen.system.exists(path));
-    let enter = routes::container(seen.wheel, "IMAGE");
+    let enter = routes::same_container();
     let (summary, why, fix) = match seen.machine.kfd_access {
         DeviceAccess::Granted if nodes.is_empty() => return None,
         DeviceAccess::Missing if container => (

@@ -13,7 +13,7 @@ use unhang_machine::{Machine, System, examine, quoted};
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
 use super::python::options;
-use super::text::{print_safe_json, print_text, wrapped};
+use super::text::{counted, print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
 /// Print an environment profile, install it with a backup, or move old settings aside; each can be undone.
@@ -232,7 +232,7 @@ impl Print {
         } else {
             let unread = match machine.unreadable.len() {
                 0 => String::new(),
-                count => format!(", but {count} files could not be read; `unhang doctor` says which"),
+                count => format!(", but {} could not be read; `unhang doctor` says which", counted(count, "file")),
             };
             let _ = writeln!(text, "# no RDNA1 card was found: nothing to set{unread}");
         }

@@ -301,10 +301,8 @@ impl Probe {
             }
             Ok(python) => self.real(knowledge, python, nowhere),
             Err(_) if alone(EngineName::Jit) => self.kernels_alone(knowledge),
-            // Nobody asked for torch, but the only MIOpen may be the one in it.
-            Err(torch) if alone(EngineName::Miopen) => self
-                .miopen_alone(knowledge)
-                .map_err(|error| error.context(format!("there is neither a torch nor a MIOpen to try: {torch}"))),
+            // Nobody asked for torch.
+            Err(_) if alone(EngineName::Miopen) => self.miopen_alone(knowledge),
             Err(error) => self.miopen_alone(knowledge).or(Err(error)),
         }
     }

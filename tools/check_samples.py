@@ -77,8 +77,15 @@ def with_gradients(call: Callable[..., Any], tensors: list[torch.Tensor]) -> lis
     leaves = [tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()) for tensor in tensors]
     output = call(*leaves)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    gradients = torch.autograd.grad(output.abs().sum(), wanted, allow_unused=True) if wanted else ()
+    gradients = torch.autograd.grad(output, wanted, signs_like(output), allow_unused=True) if wanted else ()
     return [output.detach(), *gradients]
+
+
+def signs_like(output: torch.Tensor) -> torch.Tensor:
+    """Ones and minus ones by their place alone. The signs of results would change where rounding differs around zero."""
+    signs = torch.ones(output.numel(), dtype=output.dtype, device=output.device)
+    signs[::3] = -1
+    return torch.empty_like(output).copy_(signs.reshape(output.shape))
 
 
 def moves(tensor: torch.Tensor) -> list[int]:

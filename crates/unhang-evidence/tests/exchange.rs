@@ -233,10 +233,15 @@ fn what_others_claim_never_makes_a_start_long() {
     assert_eq!(kept.len(), 20_000, "a bound on the sum of all imports");
     assert!(kept.iter().any(|record| record.machine == format!("{:08x}", 60_000)), "the newest stay");
     assert!(store.notices().iter().any(|notice| notice.contains("were not kept")), "{:?}", store.notices());
-    let began = std::time::Instant::now();
+    // The quickest of three: a busy machine may delay one.
+    let load = |_| {
+        let began = std::time::Instant::now();
+        Evidence::load(&store, "here");
+        began.elapsed()
+    };
+    let took = (0..3).map(load).min().unwrap();
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
     let evidence = Evidence::load(&store, "here");
-    let took = began.elapsed();
-    assert!(took < std::time::Duration::from_secs(10), "{took:?}");
     let finding = evidence.about(&sample().problem, EngineName::Miopen, "").unwrap();
     assert_eq!((finding.verdict, finding.standing), (Verdict::Hangs, Standing::Suspicion));
 }

@@ -345,11 +345,17 @@ fn a_writer_that_never_ends_delays_nobody() {
     wait_for(&mut holder, "held");
     let store = Store::open(folder.path());
     assert_eq!(count(&store), 3, "readers are not in a writer's way");
-    let begun = Instant::now();
-    for size in 0..10_000 {
-        store.record(record(16 + size, Verdict::Works));
-    }
-    assert!(begun.elapsed() < Duration::from_secs(10), "recording waited: {:?}", begun.elapsed());
+    let all_recorded = |store: &Store| {
+        let begun = Instant::now();
+        for size in 0..10_000 {
+            store.record(record(16 + size, Verdict::Works));
+        }
+        begun.elapsed()
+    };
+    // The quickest of three: a busy machine may delay one. Each is the first of its store.
+    let others = [(); 2].map(|()| all_recorded(&Store::open(folder.path())));
+    let took = others.into_iter().chain([all_recorded(&store)]).min().unwrap();
+    assert!(took < Duration::from_secs(1), "recording waited: {took:?}");
     assert!(!store.flush(Duration::from_millis(300)), "there is a lock in the way");
     assert!(store.dropped() > 5000, "the queue is bounded: {}", store.dropped());
     let begun = Instant::now();

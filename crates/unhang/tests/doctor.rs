@@ -288,14 +288,16 @@ fn agreeing_in_advance_is_for_the_steps_of_the_fix_only() {
 
 #[test]
 fn this_machine_can_be_looked_at_and_it_is_quick() {
-    let start = Instant::now();
-    let output = unhang(&["doctor", "--json"]).env("HOME", "/nonexistent").output().unwrap();
-    let took = start.elapsed();
+    let look = |_| {
+        let start = Instant::now();
+        (unhang(&["doctor", "--json"]).env("HOME", "/nonexistent").output().unwrap(), start.elapsed())
+    };
+    let (output, took) = (0..3).map(look).min_by_key(|(_, took)| *took).unwrap();
     assert!(matches!(output.status.code(), Some(0 | 1 | 3)), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["machine"]["described_by"], Value::Null);
-    // This takes milliseconds if nothing else runs; the limit is for a machine that is busy compiling.
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    // This takes milliseconds if nothing else runs; the quickest of three and the limit are for a machine that is busy.
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 /// A hostile machine: huge files, noise, endless links, pipes, names and contents with escape codes.

@@ -307,7 +307,7 @@ _tokens: dict[str, Settings] = {}
 
 
 def settings_of(token: str) -> Settings:
-    """The settings that a token is the text of."""
+    """The settings whose text is this token."""
     if not token:  # a layer without settings
         return settings_here() or Settings()
     settings = _tokens.get(token)

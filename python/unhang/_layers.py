@@ -174,7 +174,7 @@ def _with_settings(
     is_own: bool = False,
 ) -> Any:
     """Computes with this layer's settings, and leaves them in the graph of the result's gradients. A subclass's own
-    method may compute anything, torch's one convolution."""
+    method may compute anything; torch's computes one convolution."""
     settings = _settings_of(self)
     device = first.device.type if isinstance(first, Tensor) else ""
     if device in _dispatch.KEYS:

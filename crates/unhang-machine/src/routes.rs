@@ -44,8 +44,8 @@ pub fn install_wheel(wheel: &str) -> String {
 }
 
 /// Makes a new environment and enters it. Each way has its own folder, so that whoever tries a second way keeps the first.
-fn new_environment(folder: &str) -> String {
-    format!("-m venv ~/{folder} && . ~/{folder}/bin/activate &&")
+fn new_environment(options: &str, folder: &str) -> String {
+    format!("-m venv{options} ~/{folder} && . ~/{folder}/bin/activate &&")
 }
 
 /// AMD's native wheels with code for all of these chips. They exist for three of RDNA1's four. The names of chips compose
@@ -60,7 +60,7 @@ pub fn native_wheels(chips: &[&str]) -> Option<String> {
     Some(format!(
         "python3 {} pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ 'torch[{devices}]' \
          'torchvision[{devices}]'",
-        new_environment("rdna1-native")
+        new_environment("", "rdna1-native")
     ))
 }
 
@@ -87,10 +87,7 @@ pub fn install_unhang(packages: &str, wheel: &str) -> String {
     let prefix = std::path::Path::new(packages).ancestors().nth(3).unwrap_or(std::path::Path::new("/"));
     match prefix.to_str().unwrap_or_default() {
         "/" | "/usr" | "/usr/local" => {
-            format!(
-                "python3 {} {install}",
-                new_environment("rdna1-unhang").replacen("venv", "venv --system-site-packages", 1)
-            )
+            format!("python3 {} {install}", new_environment(" --system-site-packages", "rdna1-unhang"))
         }
         user if user.ends_with("/.local") => format!("python3 -m {install}"),
         prefix => format!("{} install {wheel}", quoted(&format!("{prefix}/bin/pip"))),
@@ -170,7 +167,7 @@ pub const SPOOFED_PIP: &str = "pip install 'numpy<2' torch==1.13.1+rocm5.2 torch
 
 /// Installs it into a new environment.
 pub fn spoofed_stack() -> String {
-    format!("python3.10 {} {SPOOFED_PIP}", new_environment("rdna1-rocm5.2"))
+    format!("python3.10 {} {SPOOFED_PIP}", new_environment("", "rdna1-rocm5.2"))
 }
 
 /// The ways for a chip.

@@ -2,7 +2,7 @@
 
 A convolution's kernels are looked up once and kept with its task (:class:`BoundJit`). Generic kernels serve a new
 convolution while its own are compiled in the background and then swapped in. The first result of every kernel is
-compared with the definition on a few elements, once per machine; a wrong one is never used again. While a graph is
+compared with the definition on a few elements, once for each card; a wrong one is never used again. While a graph is
 recorded, nothing is compiled, loaded, compared or measured: what is not ready is declined, and the plan's next engine
 computes.
 
@@ -232,9 +232,9 @@ class BoundJit:
         """Loads what there is for the problem, computes with it, and compares its first result."""
         task, index = self.task, first.get_device()
         loaded = self._load(problem, index)
-        known = state().session.first_result(loaded.kernel, task.rehearsed)
+        known = state().session.first_result(loaded.kernel, index)
         if known not in (None, "works"):
-            raise WrongResult(f"the first result of {loaded.kernel.choice} was wrong on this machine")
+            raise WrongResult(f"the first result of {loaded.kernel.choice} was wrong on this card")
         if _is_capturing(index):
             if known is None:
                 raise _core.GpuDeclined(
@@ -278,7 +278,7 @@ class BoundJit:
             right, detail = _gpu.compare(loaded.problem, first, second, None, result)
         if right is None:
             return False  # a type with too little range for a comparison: the next result may do
-        state().session.keep_first_result(loaded.kernel, right, detail, self.task.rehearsed)
+        state().session.keep_first_result(loaded.kernel, tensors[0].get_device(), right, detail)
         if not right:
             raise WrongResult(f"{loaded.kernel.choice} was wrong: {detail}")
         return True
@@ -342,13 +342,13 @@ class BoundJit:
         if contest.measure(session, index, addresses, _watchdog.current()):
             return None
         for kernel in contest.finalists():
-            known = session.first_result(kernel, task.rehearsed)
+            known = session.first_result(kernel, index)
             if known is None:
                 kernel.launch(*addresses)
                 right, detail = _gpu.compare(loaded.problem, first, second, bias, scratch)
                 if right is None:
                     return None
-                session.keep_first_result(kernel, right, detail, task.rehearsed)
+                session.keep_first_result(kernel, index, right, detail)
                 known = "works" if right else "wrong"
             if known == "works":
                 contest.won(session, kernel)

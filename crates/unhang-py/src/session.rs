@@ -278,14 +278,14 @@ impl PySession {
         self.session.forget_failures()
     }
 
-    /// The verdict on the kernels' first result on this machine, if there was one.
-    fn first_result(&self, kernel: &PyKernel, rehearsed: bool) -> Option<&'static str> {
-        self.session.first_result(kernel.prepared(), rehearsed).map(|(verdict, _)| verdict.name())
+    /// The verdict on the kernels' first result on this card, if there was one.
+    fn first_result(&self, kernel: &PyKernel, device: i32) -> Option<&'static str> {
+        self.session.first_result(&self.card(device), kernel.prepared()).map(|(verdict, _)| verdict.name())
     }
 
     /// Keeps how the first result of kernels compared.
-    fn keep_first_result(&self, kernel: &PyKernel, right: bool, detail: &str, rehearsed: bool) {
-        self.session.keep_first_result(kernel.prepared(), right, detail, rehearsed);
+    fn keep_first_result(&self, kernel: &PyKernel, device: i32, right: bool, detail: &str) {
+        self.session.keep_first_result(&self.card(device), kernel.prepared(), right, detail);
     }
 
     /// What is known here, and what computed these layers, as "text" or as an "html" page.

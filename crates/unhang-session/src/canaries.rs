@@ -164,10 +164,11 @@ mod tests {
     use std::cell::RefCell;
     use std::convert::Infallible;
 
+    use unhang_gpu::choice::Choice;
     use unhang_machine::{Environment, System};
 
     use super::*;
-    use crate::played::session;
+    use crate::played::{self, session};
 
     #[test]
     fn each_of_several_cards_has_canaries_of_its_own_and_so_has_a_rehearsal() {
@@ -208,5 +209,18 @@ mod tests {
         assert_eq!(session.canary("aten@2").unwrap().0, Verdict::Hangs);
         assert_eq!(session.canary("aten").unwrap().0, Verdict::Hangs, "for those who do not look at single cards");
         assert_eq!(session.canary("aten@1").unwrap().0, Verdict::Works);
+    }
+
+    /// Two cards of one kind run the same code, and one of them may be broken.
+    #[test]
+    fn kernels_are_proven_on_each_card() {
+        let (device, _, session) = played::device(Some(|_| {}));
+        let problem = "forward:f32:nchw:1x2x5x5:3x2x3:s1x1:p0x0:d1x1:g1".parse().unwrap();
+        let prepared = device.engine.prepare_as(&problem, Some(Choice::Plain)).unwrap();
+        let [one, other] = ["@1", "@2"].map(|place| Card { place: place.to_owned(), rehearsed: false });
+        let played = Card { place: String::new(), rehearsed: true };
+        session.keep_first_result(&one, &prepared, false, "as seen");
+        assert_eq!(session.first_result(&one, &prepared).unwrap().0, Verdict::Wrong);
+        assert_eq!([other, played].map(|card| session.first_result(&card, &prepared)), [None, None]);
     }
 }

@@ -185,7 +185,7 @@ pub(crate) fn prove(
     prepared: &Prepared,
     is_recording: bool,
 ) -> Result<bool, Failure> {
-    match session.first_result(prepared, false) {
+    match session.first_result(&device.card, prepared) {
         Some((Verdict::Works, _)) => return Ok(true),
         Some((_, detail)) => return Err(Failure::Failed(Verdict::Wrong, detail)),
         None => {}
@@ -195,7 +195,7 @@ pub(crate) fn prove(
         return Err(Failure::Declined(reason.to_owned()));
     }
     let Some((is_right, detail)) = proof::try_kernels(&device.engine, prepared)? else { return Ok(false) };
-    let detail = session.keep_first_result(prepared, is_right, &detail, false);
+    let detail = session.keep_first_result(&device.card, prepared, is_right, &detail);
     if is_right { Ok(true) } else { Err(Failure::Failed(Verdict::Wrong, detail)) }
 }
 

@@ -11,6 +11,8 @@ use unhang_gpu::Prepared;
 use unhang_machine::Machine;
 use unhang_plan::{Availability, Plan, Settings, Situation, plan};
 
+use crate::canaries::Card;
+
 /// A program with ever new sizes has ever new kernels, each with a verdict.
 const MOST_CANARIES: usize = 50_000;
 /// The same holds for convolutions that an engine fails on.
@@ -220,25 +222,25 @@ impl Session {
         locked(&self.canaries).len()
     }
 
-    /// The verdict on the kernels' first result on this machine, if any.
-    pub fn first_result(&self, prepared: &Prepared, rehearsed: bool) -> Option<(Verdict, String)> {
-        self.canary(&name_of_first_result(prepared, rehearsed))
+    /// The verdict on the kernels' first result on that card, if any.
+    pub fn first_result(&self, card: &Card, prepared: &Prepared) -> Option<(Verdict, String)> {
+        self.canary(&name_of_first_result(card, prepared))
     }
 
     /// Stores how the first result of kernels compared, and returns that in words. A rehearsal's is stored separately.
-    pub fn keep_first_result(&self, prepared: &Prepared, is_right: bool, detail: &str, rehearsed: bool) -> String {
+    pub fn keep_first_result(&self, card: &Card, prepared: &Prepared, is_right: bool, detail: &str) -> String {
         let verdict = if is_right { Verdict::Works } else { Verdict::Wrong };
         let detail = format!("{}, first result: {detail}", prepared.choice());
-        self.keep_canary(&name_of_first_result(prepared, rehearsed), verdict, &detail, false);
-        if is_right && !rehearsed {
+        self.keep_canary(&name_of_first_result(card, prepared), verdict, &detail, false);
+        if is_right && !card.is_rehearsed() {
             self.learn(prepared.problem(), EngineName::Jit, verdict, None, &detail);
         }
         detail
     }
 }
 
-fn name_of_first_result(prepared: &Prepared, rehearsed: bool) -> String {
-    format!("jit:kernel:{}{}", prepared.kernels(), if rehearsed { " (rehearsed)" } else { "" })
+fn name_of_first_result(card: &Card, prepared: &Prepared) -> String {
+    card.name(&format!("jit:kernel:{}", prepared.kernels()))
 }
 
 /// The guarded value, even if a thread panicked with the lock.

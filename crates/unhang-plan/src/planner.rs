@@ -6,7 +6,7 @@ use unhang_evidence::Evidence;
 
 use crate::assess::{Assessment, Worth, assess};
 use crate::plan::{Plan, Reference, TilePlan};
-use crate::situation::{Device, Situation};
+use crate::situation::{Availability, Device, Situation};
 use crate::strategy::{Settings, Strategy};
 
 use EngineName::{Aten, Cpu, Jit, Miopen, Tiled};
@@ -254,10 +254,10 @@ impl<'a> Planner<'a> {
     fn literal(&self, wanted: EngineName, asked: String) -> Plan {
         let rest = self.auto_order();
         if wanted == Cpu && !self.settings.cpu_fallback_enabled {
-            return self.elsewhere(rest, asked, "but the CPU fallback is turned off");
+            return self.elsewhere(wanted, rest, asked, "but the CPU fallback is turned off");
         }
         if let Worth::Out(why) = self.worth(wanted) {
-            return self.elsewhere(rest, asked, &format!("but {why}"));
+            return self.elsewhere(wanted, rest, asked, &format!("but {why}"));
         }
         let mut warnings = Vec::new();
         if self.situation.is_endangered() && wanted == Miopen && !matches!(self.worth(Miopen), Worth::Proven(_)) {
@@ -276,10 +276,17 @@ impl<'a> Planner<'a> {
         self.finish(Order { engines, reason: asked, warnings })
     }
 
-    /// The requested engine cannot be used: falls back to the order of `auto`, and says why.
-    fn elsewhere(&self, rest: Order, asked: String, but: &str) -> Plan {
-        let reason = format!("{asked}, {but}; {}", rest.reason);
-        self.finish(Order { reason, ..rest })
+    /// The requested engine cannot be used: falls back to the order of `auto`, and says why. If the whole device lacks
+    /// the engine, that is a warning.
+    fn elsewhere(&self, wanted: EngineName, rest: Order, asked: String, but: &str) -> Plan {
+        let Order { engines, reason, mut warnings } = rest;
+        if let Availability::Absent(why) = self.situation.availability(wanted)
+            && self.situation.device == Device::Accelerator
+        {
+            let strategy = self.settings.strategy;
+            warnings.push(format!("strategy {strategy} asks for {wanted}, which is not used here: {why}"));
+        }
+        self.finish(Order { engines, reason: format!("{asked}, {but}; {reason}"), warnings })
     }
 
     // ---- ours ----
@@ -300,7 +307,7 @@ impl<'a> Planner<'a> {
                 return self.finish(Order { engines, reason: asked.to_owned(), warnings });
             }
         };
-        self.elsewhere(rest, asked.to_owned(), &but)
+        self.elsewhere(wanted, rest, asked.to_owned(), &but)
     }
 
     /// Tiles that are small enough, computed by the best engine for a tile.

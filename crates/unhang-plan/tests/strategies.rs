@@ -216,6 +216,8 @@ fn ours_wait_for_their_canary_and_fall_back_with_a_reason() {
     check(LARGE, &settings(Strategy::Aten), &Situation::accelerator(), &none, &[Aten, Miopen]);
     let plan = check(LARGE, &settings(Strategy::Jit), &Situation::accelerator(), &none, &[Miopen, Aten]);
     assert!(plan.reason.starts_with("jit is what was asked for, but jit is not available"), "{}", plan.reason);
+    let why = "strategy jit asks for jit, which is not used here: no GPU engine of ours is loaded";
+    assert_eq!(plan.warnings, [why], "the user hears why, and not only who asks for the plan");
     check(LARGE, &settings(Strategy::Jit), &canaries_passed(), &none, &[Jit, Aten, Cpu]);
 }
 

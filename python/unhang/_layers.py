@@ -516,9 +516,23 @@ _is_transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transfo
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 
 
-def _is_exporting() -> bool:
+def _is_exporting_by_flag() -> bool:
     # Reads the flag itself: in a torch whose compiler fixes the function's answer in advance (2.11), it is always True.
-    return bool(getattr(getattr(torch, "compiler", None), "_is_exporting_flag", False))
+    return bool(torch.compiler._is_exporting_flag)
+
+
+def _is_exporting_by_state() -> bool:
+    # Torch's flag for compiling is set by export alone; where its compiler reads the code, it knows what for.
+    tracer = getattr(getattr(sys.modules.get("torch._dynamo.symbolic_convert"), "tls", None), "current_tx", None)
+    return bool(getattr(tracer, "export", False) or getattr(torch.compiler, "_is_compiling_flag", False))
+
+
+# The compiler asks it while it reads, instead of reading it.
+_is_exporting_by_state._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# There is a flag from torch 2.7 on.
+_is_exporting: Callable[[], bool] = (
+    _is_exporting_by_flag if hasattr(getattr(torch, "compiler", None), "_is_exporting_flag") else _is_exporting_by_state
+)
 
 
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:

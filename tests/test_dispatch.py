@@ -290,6 +290,41 @@ def test_compiled_models(channels_last: bool) -> None:
 
 
 @pytest.mark.skipif(not NEW_TORCH, reason="torch.compile came with torch 2")
+@pytest.mark.filterwarnings("ignore")
+def test_the_compiler_reads_nothing_of_ours_below_a_function_that_it_leaves_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It compiled some fifty pieces of our functions there, and torch 2.6's failed at one of them."""
+    from torch._dynamo import convert_frame
+    from torch._dynamo.decorators import skip
+
+    torch._dynamo.reset()
+    read, compile_frame = [], convert_frame._compile
+
+    def reading(code, *rest, **options):
+        read.append(code.co_filename)
+        return compile_frame(code, *rest, **options)
+
+    monkeypatch.setattr(convert_frame, "_compile", reading)
+    weight = torch.randn(3, 2, 3, 3, requires_grad=True)
+
+    @skip
+    def left_alone(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return left_alone(x + 1) * 2
+
+    x = torch.randn(1, 2, 6, 6)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        got = torch.compile(function, backend="eager")(x)
+        got.sum().backward()
+    assert_same(got.detach(), function(x).detach())
+    assert computed_by() == {"cpu"}
+    assert set(read) == {__file__}
+
+
+@pytest.mark.skipif(not NEW_TORCH, reason="torch.compile came with torch 2")
 def test_a_compiled_wrapper_in_cpp_is_planned_backward_too(tmp_path: Path) -> None:
     """Inductor keeps what it compiled: the first process leaves code that calls gradients past the dispatcher."""
     code = """if True:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unhang import _convolve, _core, _direct
-from unhang._core import Settings
+from unhang._core import Settings, Ticket
 from unhang._engines import (
     NO_FLAGS,
     Geometry,
@@ -40,6 +40,20 @@ Gradients = tuple[Any, Any, Any]
 #: Dispatch keys by device type. ROCm's tensors use CUDA's.
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
+
+def _frame_reader() -> Callable[[Any], Any]:
+    """Torch's function that sets what compiles this thread's frames and returns what did; it does nothing before torch
+    2, and where torch cannot compile this Python."""
+    try:
+        from torch._C._dynamo.eval_frame import set_eval_frame
+
+        set_eval_frame(None)
+    except (ImportError, RuntimeError):
+        return lambda _: None
+    setter: Callable[[Any], Any] = set_eval_frame
+    return setter
+
+
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 # Collecting a library would unregister its kernels, so they are kept here for ever.
 _libraries: dict[str, torch.library.Library] = {}
@@ -49,6 +63,7 @@ process_settings: Settings | None = None
 #: The settings for each device type's convolutions, if they are on.
 active: dict[str, Settings] = {}
 _is_tracing = torch._C._is_tracing
+_set_frame_reader = _frame_reader()
 # Before torch 2, the switch that disables subclasses leaves modes on.
 _MODES_STAY_ON = not hasattr(torch, "compile")
 
@@ -236,56 +251,75 @@ def _register_for_python(device: str) -> None:
     _behind.append(library)
 
 
+def _kernel(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch's dispatcher calls to have this computed, with the direct path's ticket first. Neither a user's torch
+    function mode nor torch's compiler sees what happens inside: where the compiler left a function as it is, it reads
+    those that are called there."""
+
+    def kernel(*arguments: Any) -> Any:
+        # First, so that whatever else runs on this thread meanwhile, such as a signal handler, finds none.
+        ticket = _core.take_ticket()
+        reader = _set_frame_reader(None)
+        try:
+            with _no_torch_function():
+                return compute(ticket, *arguments)
+        finally:
+            _set_frame_reader(reader)
+
+    # All kernels have the same code, and it is the code that is marked.
+    when_imported("torch._dynamo.decorators", lambda marks: marks.skip(kernel) if hasattr(marks, "skip") else None)
+    return kernel
+
+
 def _kernels(device: str) -> dict[str, Any]:
     """Our kernels for a device type, each with its op."""
 
     planned_by = functools.partial(_core.forward_settings, device)
     planned_back_by = functools.partial(_core.backward_settings, device)
-    take_ticket = _core.take_ticket
     on_cpu = device == "cpu"
 
-    # The ticket comes first in each: whatever else runs on this thread meanwhile, such as a signal handler, finds none.
+    def convolution(
+        ticket: Ticket | None, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any
+    ) -> Tensor:
+        if _is_tracing():
+            # Torch's tracer does not record this op but the one with flags; that reaches us again, below the tracer.
+            recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
+            return recorded
+        settings = planned_by(address_of(weight))
+        if settings is not None:
+            return _convolve.forward(settings, input, weight, bias, Geometry(*geometry), ticket)
+        # On CPU tensors the flags change nothing, and reading them takes as long as a small convolution.
+        return call_with_flags(input, weight, bias, geometry, NO_FLAGS if on_cpu else process_flags())
 
-    def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
-        ticket = take_ticket()
-        with _no_torch_function():
-            if _is_tracing():
-                # Torch's tracer does not record this op but the one with flags; that reaches us again, below the
-                # tracer.
-                recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
-                return recorded
-            settings = planned_by(address_of(weight))
-            if settings is not None:
-                return _convolve.forward(settings, input, weight, bias, Geometry(*geometry), ticket)
-            # On CPU tensors the flags change nothing, and reading them takes as long as a small convolution.
-            return call_with_flags(input, weight, bias, geometry, NO_FLAGS if on_cpu else process_flags())
-
-    def convolution_with_flags(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    def convolution_with_flags(
+        ticket: Ticket | None, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+    ) -> Tensor:
         """The op that traced graphs call. Their flags say which vendor library the tracing process had; we decide
         that."""
-        ticket = take_ticket()
-        with _no_torch_function():
-            settings = planned_by(address_of(weight))
-            if settings is None:
-                return call_with_flags(input, weight, bias, rest[:6], rest[6:])
-            return _convolve.forward(settings, input, weight, bias, Geometry(*rest[:6]), ticket)
+        settings = planned_by(address_of(weight))
+        if settings is None:
+            return call_with_flags(input, weight, bias, rest[:6], rest[6:])
+        return _convolve.forward(settings, input, weight, bias, Geometry(*rest[:6]), ticket)
 
     def convolution_backward(
-        grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
+        ticket: Ticket | None,
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias_sizes: list[int] | None,
+        *rest: Any,
     ) -> Gradients:
-        ticket = take_ticket()
-        with _no_torch_function():
-            settings = planned_back_by(address_of(weight))
-            geometry, output_mask = Geometry(*rest[:6]), rest[6]
-            if settings is None:
-                mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
-                return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
-            return _convolve.backward(settings, grad_output, input, weight, bias_sizes, geometry, output_mask, ticket)
+        settings = planned_back_by(address_of(weight))
+        geometry, output_mask = Geometry(*rest[:6]), rest[6]
+        if settings is None:
+            mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
+            return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
+        return _convolve.backward(settings, grad_output, input, weight, bias_sizes, geometry, output_mask, ticket)
 
     return {
-        "convolution": convolution,
-        "_convolution": convolution_with_flags,
-        "convolution_backward": convolution_backward,
+        "convolution": _kernel(convolution),
+        "_convolution": _kernel(convolution_with_flags),
+        "convolution_backward": _kernel(convolution_backward),
     }
 
 
@@ -316,22 +350,19 @@ def settings_of(token: str) -> Settings:
     return settings
 
 
-def _token_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _token_forward(_: None, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *geometry, token = rest
-    with _no_torch_function():
-        return _convolve.forward(settings_of(token), input, weight, bias, Geometry(*geometry))
+    return _convolve.forward(settings_of(token), input, weight, bias, Geometry(*geometry))
 
 
 def _token_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
+    _: None, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
 ) -> Gradients:
     *geometry, output_mask, token = rest
-    settings = settings_of(token)
-    with _no_torch_function():
-        gradients = _convolve.backward(
-            settings, grad_output, input, weight, bias_sizes, Geometry(*geometry), output_mask
-        )
-        return _defined(gradients, input)
+    gradients = _convolve.backward(
+        settings_of(token), grad_output, input, weight, bias_sizes, Geometry(*geometry), output_mask
+    )
+    return _defined(gradients, input)
 
 
 def _defined(gradients: Gradients, input: Tensor) -> Gradients:
@@ -429,8 +460,8 @@ def _autograd_backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 for _key in KEYS.values():
-    _ops.impl("convolution", _token_forward, _key)
-    _ops.impl("convolution_backward", _token_backward, _key)
+    _ops.impl("convolution", _kernel(_token_forward), _key)
+    _ops.impl("convolution_backward", _kernel(_token_backward), _key)
 _ops.impl("convolution", _autograd_forward, "Autograd")
 _ops.impl("convolution_backward", _autograd_backward, "Autograd")
 if hasattr(torch.library, "register_fake"):

@@ -2,7 +2,7 @@
 
 A convolution's kernels are looked up once and kept with its task (:class:`BoundJit`). Generic kernels serve a new
 convolution while its own are compiled in the background and then swapped in. The first result of every kernel is
-compared with the definition on a few elements, once for each card; a wrong one is never used again. While a graph is
+compared with the definition on a few elements, once for each card. A wrong one is never used again. While a graph is
 recorded, nothing is compiled, loaded, compared or measured: what is not ready is declined, and the plan's next engine
 computes.
 

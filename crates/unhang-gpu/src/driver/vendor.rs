@@ -25,24 +25,15 @@ function_table! {
         allocate: "cuMemAlloc_v2" | "hipMalloc" as fn(*mut u64, usize);
         fill: "cuMemsetD32_v2" | "hipMemsetD32" as fn(u64, u32, usize);
         free: "cuMemFree_v2" | "hipFree" as fn(u64);
+        copy_to_host: "cuMemcpyDtoHAsync_v2" | "hipMemcpyDtoHAsync" as fn(*mut c_void, u64, usize, *mut c_void);
+        copy_to_device: "cuMemcpyHtoDAsync_v2" | "hipMemcpyHtoDAsync" as fn(u64, *const c_void, usize, *mut c_void);
     }
 }
-
-function_table! {
-    /// What copies between the host and AMD's devices.
-    Copies {
-        copy: "hipMemcpyAsync" as fn(u64, u64, usize, i32, *mut c_void);
-    }
-}
-
-const TO_DEVICE: i32 = 1;
-const TO_HOST: i32 = 2;
 
 /// A device of a vendor's driver.
 pub struct VendorDriver {
     events: DeviceEvents,
     calls: Calls,
-    copies: Option<Copies>,
     compiler: Arc<dyn Compiler>,
     description: Description,
 }
@@ -62,8 +53,6 @@ impl VendorDriver {
         compiler: impl FnOnce() -> Result<Arc<dyn Compiler>, DriverError>,
     ) -> Result<VendorDriver, DriverError> {
         let calls = Calls::load(&device.library, device.vendor()).map_err(DriverError::Unusable)?;
-        let is_amd = device.vendor() == Vendor::Amd;
-        let copies = is_amd.then(|| Copies::load(&device.library)).transpose().map_err(DriverError::Unusable)?;
         let mut name = [0u8; 256];
         let (mut memory, mut version) = (0usize, 0);
         // SAFETY: each call gets valid places for what it returns.
@@ -75,33 +64,11 @@ impl VendorDriver {
         })?;
         let description = describe(&device, Told { name: text(&name), memory: memory as u64, version })?;
         let compiler = compiler()?;
-        Ok(VendorDriver { events: DeviceEvents::of(device)?, calls, copies, compiler, description })
+        Ok(VendorDriver { events: DeviceEvents::of(device)?, calls, compiler, description })
     }
 
     fn device(&self) -> &Device {
         &self.events.device
-    }
-
-    /// # Safety
-    /// Both places must have that many bytes.
-    unsafe fn copy_and_wait(
-        &self,
-        to: u64,
-        from: u64,
-        bytes: usize,
-        direction: i32,
-        stream: u64,
-    ) -> Result<(), DriverError> {
-        let Some(Copies { copy }) = &self.copies else {
-            let message = format!("it copies nothing: {bytes} bytes from {from:#x} to {to:#x}");
-            return Err(DriverError::Unusable(message));
-        };
-        self.device().run(|| {
-            // SAFETY: the caller's promise; the copy is over before this returns.
-            let code = unsafe { copy(to, from, bytes, direction, stream as *mut c_void) };
-            self.device().check(code, "hipMemcpyAsync")?;
-            self.synchronize(stream)
-        })
     }
 }
 
@@ -213,13 +180,23 @@ impl Driver for VendorDriver {
     }
 
     unsafe fn read(&self, to: &mut [u8], from: u64, stream: u64) -> Result<(), DriverError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_and_wait(to.as_mut_ptr() as u64, from, to.len(), TO_HOST, stream) }
+        let copy = &self.calls.copy_to_host;
+        self.device().run(|| {
+            // SAFETY: the caller's promise; the copy is over before this returns.
+            let code = unsafe { (copy.call)(to.as_mut_ptr().cast(), from, to.len(), stream as *mut c_void) };
+            self.device().check(code, copy.name)?;
+            self.synchronize(stream)
+        })
     }
 
     unsafe fn write(&self, to: u64, from: &[u8], stream: u64) -> Result<(), DriverError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_and_wait(to, from.as_ptr() as u64, from.len(), TO_DEVICE, stream) }
+        let copy = &self.calls.copy_to_device;
+        self.device().run(|| {
+            // SAFETY: as above.
+            let code = unsafe { (copy.call)(to, from.as_ptr().cast(), from.len(), stream as *mut c_void) };
+            self.device().check(code, copy.name)?;
+            self.synchronize(stream)
+        })
     }
 
     fn synchronize(&self, stream: u64) -> Result<(), DriverError> {

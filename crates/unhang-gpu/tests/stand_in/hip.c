@@ -78,11 +78,12 @@ int hipMemsetD32(void *address, int value, size_t count) {
     fills++;
     return returned(0);
 }
-int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
-    (void)kind; (void)stream;
+int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, void *stream) {
+    (void)stream;
     memcpy(to, from, bytes);
     return returned(0);
 }
+int hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, void *stream) { return hipMemcpyDtoHAsync(to, from, bytes, stream); }
 int hipFree(void *address) { (void)address; allocated--; return returned(0); }
 
 int hiprtcVersion(int *major, int *minor) { *major = 9, *minor = 0; return 0; }

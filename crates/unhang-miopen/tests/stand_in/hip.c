@@ -29,11 +29,11 @@ int hipEventDestroy(void *event) { (void)event; return 0; }
 int hipStreamSynchronize(void *stream) { if (recording(stream)) abort(); return 0; }
 int hipMalloc(void **address, size_t bytes) { *address = malloc(bytes); return 0; }
 int hipMemsetD32(void *address, int value, size_t count) { for (size_t i = 0; i < count; i++) ((int *)address)[i] = value; return 0; }
-int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
+int hipMemcpyDtoHAsync(void *to, const void *from, size_t bytes, void *stream) {
     if (recording(stream)) abort();
     if (getenv("STAND_IN_COPIES_FAIL")) return atoi(getenv("STAND_IN_COPIES_FAIL"));
-    (void)kind;
     memcpy(to, from, bytes);
     return 0;
 }
+int hipMemcpyHtoDAsync(void *to, const void *from, size_t bytes, void *stream) { return hipMemcpyDtoHAsync(to, from, bytes, stream); }
 int hipFree(void *address) { free(address); return 0; }

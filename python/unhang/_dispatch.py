@@ -42,8 +42,8 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
 def _frame_reader() -> Callable[[Any], Any]:
-    """Torch's function that sets what compiles this thread's frames and returns what did; it does nothing before torch
-    2, and where torch cannot compile this Python."""
+    """Torch's function that sets what compiles this thread's frames, and returns what did. Before torch 2, and where
+    torch cannot compile this Python, it does nothing."""
     try:
         from torch._C._dynamo.eval_frame import set_eval_frame
 

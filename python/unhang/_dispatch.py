@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unhang import _convolve, _core, _direct
+from unhang import _convolve, _core, _direct, _doors
 from unhang._core import Settings, Ticket
 from unhang._engines import (
     NO_FLAGS,
@@ -41,19 +41,6 @@ Gradients = tuple[Any, Any, Any]
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
-def _frame_reader() -> Callable[[Any], Any]:
-    """Torch's function that sets what compiles this thread's frames, and returns what did. Before torch 2, and where
-    torch cannot compile this Python, it does nothing."""
-    try:
-        from torch._C._dynamo.eval_frame import set_eval_frame
-
-        set_eval_frame(None)
-    except (ImportError, RuntimeError):
-        return lambda _: None
-    setter: Callable[[Any], Any] = set_eval_frame
-    return setter
-
-
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 # Collecting a library would unregister its kernels, so they are kept here for ever.
 _libraries: dict[str, torch.library.Library] = {}
@@ -63,7 +50,11 @@ process_settings: Settings | None = None
 #: The settings for each device type's convolutions, if they are on.
 active: dict[str, Settings] = {}
 _is_tracing = torch._C._is_tracing
-_set_frame_reader = _frame_reader()
+# Torch's function that sets what compiles this thread's frames, and returns what did. There is none before torch 2.
+_frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_set_frame_reader: Callable[[Any], Any] = getattr(_frames, "set_eval_frame", lambda _: None)
+# What Inductor's C++ code passes to the dispatcher.
+_CALLS_WITH_OPTIONAL_LISTS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 # Before torch 2, the switch that disables subclasses leaves modes on.
 _MODES_STAY_ON = not hasattr(torch, "compile")
 
@@ -226,7 +217,10 @@ def register(device: str) -> None:
 
 def _leave_gradients_to_the_dispatcher(operators: Any) -> None:
     """Removes the gradients' op from the table of those that Inductor's ``cpp_wrapper`` calls directly, past the
-    dispatcher."""
+    dispatcher. Before torch 2.12 it cannot call that op otherwise, and compiling ends with an error. On an affected
+    card that is better than MIOpen."""
+    if not (_CALLS_WITH_OPTIONAL_LISTS or _doors.are_closed()):
+        return
     name, table = "aten.convolution_backward.default", getattr(operators, "inductor_fallback_ops", None)
     if isinstance(table, dict):
         table.pop(name, None)

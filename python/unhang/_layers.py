@@ -507,7 +507,7 @@ def _is_recording() -> bool:
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         onnx = sys.modules.get("torch.onnx")
         return onnx is None or not onnx.is_in_onnx_export()
-    return _is_compiling() and not _is_exporting()
+    return not _is_exporting() and (_is_compiling() or _is_run_to_be_recorded())
 
 
 # Before torch 2.1 there is no such function, and nothing of torch.func is recorded.
@@ -535,6 +535,18 @@ _is_exporting: Callable[[], bool] = (
 )
 
 
+def _is_run_by_torchs_recorder() -> bool:
+    # The module is there if anything was ever recorded.
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return recorder is not None and recorder.get_innermost_proxy_mode() is not None
+
+
+# Before torch 2.5 the compiler does not read methods of torch's own layers. It runs them and records the ops.
+_is_run_to_be_recorded: Callable[[], bool] = (
+    bool if _is_exporting is _is_exporting_by_flag else _is_run_by_torchs_recorder
+)
+
+
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
     def announce(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         # A compiled graph has no layers, and cannot contain a thread-local.
@@ -559,10 +571,10 @@ def _get_bypass_stats(self: nn.Module) -> dict[str, Any]:
 # of a higher order use the process's settings.
 
 _NODES_KEY = "unhang settings"
-# From torch 2.1 on; before that, Rust looks settings up by the weight's address.
-_current_node = getattr(torch._C, "_current_autograd_node", None)
-# The number of the next node that this thread creates; as old as the function above.
+# The number of the next node that this thread creates: from torch 2.1 on. Before, Rust looks settings up by the
+# weight's address.
 _next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", int)
+_current_node = getattr(torch._C, "_current_autograd_node", None) if _next_node is not int else None
 # A subclass's own forward may be a whole network.
 _MOST_NODES = 1000
 

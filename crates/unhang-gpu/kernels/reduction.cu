@@ -47,7 +47,8 @@ DEVICE Spot spot_of(int unit, const ReductionShape& s) {
     p.y += unit * s.y_kept_0;
     return p;
 }
-DEVICE int place_of(int element, const ReductionShape& s) {
+template <bool ONE_AXIS> DEVICE int place_of(int element, const ReductionShape& s) {
+    if (ONE_AXIS) return element * s.x_reduced_5;
     int place = split_off(element, s.by_reduced_5) * s.x_reduced_5;
     if (s.axes <= 2) return place + element * s.x_reduced_4;
     place += split_off(element, s.by_reduced_4) * s.x_reduced_4;
@@ -69,13 +70,6 @@ DEVICE Partial nothing(const ReductionShape& s) {
     none.place = 0;
     return none;
 }
-DEVICE Partial single(Real value, int place, const ReductionShape& s) {
-    Partial one;
-    const int kind = s.operation;
-    one.value = kind == LEAST ? -value : kind == FURTHEST || kind == NORM_1 ? magnitude(value) : kind == NORM_2 ? value * value : value;
-    one.place = place;
-    return one;
-}
 // Of equal numbers the first is the largest. NaN is never the largest, or always, and then the last one.
 template <bool EXTREME> DEVICE void merge(Partial& all, const Partial& other, const ReductionShape& s) {
     if (!EXTREME) {
@@ -90,24 +84,57 @@ template <bool EXTREME> DEVICE void merge(Partial& all, const Partial& other, co
     all.value = is_larger ? other.value : all.value;
     all.place = is_larger ? other.place : all.place;
 }
-template <bool EXTREME> DEVICE Partial of_elements(const Storage* x, int row, int rows, const ReductionShape& s) {
+// One element more, behind all others of this thread.
+template <bool EXTREME, int KIND> DEVICE void take(Partial& all, Real value, int place, const ReductionShape& s) {
+    const Real one = KIND == LEAST                          ? -value
+                     : KIND == FURTHEST || KIND == NORM_1 ? magnitude(value)
+                     : KIND == NORM_2                       ? value * value
+                                                            : value;
+    if (!EXTREME) {
+        all.value = KIND == PRODUCT ? all.value * one : all.value + one;
+        return;
+    }
+    const bool is_larger = one > all.value || (s.propagates && one != one);
+    all.value = is_larger ? one : all.value;
+    all.place = is_larger ? place : all.place;
+}
+template <bool EXTREME, int KIND, bool ONE_AXIS>
+DEVICE Partial of_elements_along(const Storage* x, int row, int rows, const ReductionShape& s) {
     Partial all = nothing(s);
     const int begin = BLOCK_Y * s.per_chunk, end = begin + s.per_chunk < s.count ? begin + s.per_chunk : s.count;
 #if TYPE != 3
     if (s.in_quads && ((unsigned long long)x & (4 * sizeof(Storage) - 1)) == 0) {
-#pragma unroll 2
+#pragma unroll 4
         for (int element = begin + 4 * row; element < end; element += 4 * rows) {
-            const Quad quad = expand(*(const RawQuad*)(x + place_of(element, s)));
+            const Quad quad = expand(*(const RawQuad*)(x + place_of<ONE_AXIS>(element, s)));
 #pragma unroll
-            for (int i = 0; i < 4; ++i) merge<EXTREME>(all, single(part(quad, i), element + i, s), s);
+            for (int i = 0; i < 4; ++i) take<EXTREME, KIND>(all, part(quad, i), element + i, s);
         }
         return all;
     }
 #endif
-#pragma unroll 4
+#pragma unroll 8
     for (int element = begin + row; element < end; element += rows)
-        merge<EXTREME>(all, single(widen(x[place_of(element, s)]), element, s), s);
+        take<EXTREME, KIND>(all, widen(x[place_of<ONE_AXIS>(element, s)]), element, s);
     return all;
+}
+template <bool EXTREME, int KIND>
+DEVICE Partial of_elements_as(const Storage* x, int row, int rows, const ReductionShape& s) {
+    return s.axes <= 1 ? of_elements_along<EXTREME, KIND, true>(x, row, rows, s)
+                       : of_elements_along<EXTREME, KIND, false>(x, row, rows, s);
+}
+// What is the same for all elements is decided once.
+template <bool EXTREME> DEVICE Partial of_elements(const Storage* x, int row, int rows, const ReductionShape& s) {
+    const int kind = s.operation;
+    if (EXTREME) {
+        if (kind == LEAST) return of_elements_as<true, LEAST>(x, row, rows, s);
+        if (kind == FURTHEST) return of_elements_as<true, FURTHEST>(x, row, rows, s);
+        return of_elements_as<true, LARGEST>(x, row, rows, s);
+    }
+    if (kind == PRODUCT) return of_elements_as<false, PRODUCT>(x, row, rows, s);
+    if (kind == NORM_1) return of_elements_as<false, NORM_1>(x, row, rows, s);
+    if (kind == NORM_2) return of_elements_as<false, NORM_2>(x, row, rows, s);
+    return of_elements_as<false, MEAN>(x, row, rows, s);
 }
 template <bool EXTREME> DEVICE Partial of_parts(const Real* parts, int unit, int row, int rows, const ReductionShape& s) {
     Partial all = nothing(s);

@@ -27,7 +27,9 @@ const LEAST_ELEMENTS: usize = 2048;
 /// The most parts of a unit.
 const MOST_CHUNKS: usize = 1024;
 /// Workgroups that a compute unit should have.
-const WORKGROUPS_A_UNIT: usize = 4;
+const WORKGROUPS_A_COMPUTE_UNIT: usize = 8;
+/// From this number of units for each of those workgroups on, there are many.
+const MANY_UNITS: usize = 4;
 
 /// An axis of a tensor: its size, and elements from one to the next in x and in the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -215,15 +217,22 @@ impl Task {
         let (units, count) = (self.units(), self.count());
         let step = |axes: &[Axis]| axes.iter().filter(|axis| axis.size > 1).map(|axis| axis.x).min();
         let rows_first = step(&self.reduced).is_some_and(|reduced| step(&self.kept).is_none_or(|kept| reduced <= kept));
-        // Threads that a unit's elements keep busy, unless its neighbours are read with it.
-        let wanted = power_of_two(count.div_ceil(ELEMENTS_A_THREAD));
-        let room = if rows_first { 8 } else { 8 - power_of_two(units.min(NEIGHBOURS)) };
-        let lane_bits = 8 - wanted.min(room);
-        let groups = units.div_ceil(1 << lane_bits);
-        let work = (count << lane_bits).div_ceil(LEAST_ELEMENTS);
-        let chunks = (WORKGROUPS_A_UNIT * compute_units.max(1)).div_ceil(groups).min(work).min(MOST_CHUNKS);
         let in_quads = self.has_quads();
         let fours = if in_quads { 4 } else { 1 };
+        let most_groups = WORKGROUPS_A_COMPUTE_UNIT * compute_units.max(1);
+        // Threads that a unit's elements keep busy, unless its neighbours are read with it. Merging what threads have
+        // takes time too: where there are many units, few threads serve each.
+        let busy = power_of_two(count.div_ceil(ELEMENTS_A_THREAD));
+        let beside = power_of_two(units.min(NEIGHBOURS));
+        let room = match rows_first {
+            true if units < MANY_UNITS * most_groups => 8,
+            true => power_of_two(NEIGHBOURS),
+            false => 8 - beside,
+        };
+        let lane_bits = 8 - busy.min(room);
+        let groups = units.div_ceil(1 << lane_bits);
+        let work = (count << lane_bits).div_ceil(LEAST_ELEMENTS);
+        let chunks = (most_groups / groups.max(1)).min(work).clamp(1, MOST_CHUNKS);
         let per_chunk = if in_chunks { count.div_ceil(chunks) } else { count }.next_multiple_of(fours);
         Division { lane_bits, rows_first, in_quads, chunks: count.div_ceil(per_chunk), per_chunk }
     }
@@ -312,14 +321,20 @@ mod tests {
     fn few_large_results_are_divided_and_neighbours_are_read_together() {
         let whole = task(ReductionKind::Largest).with_axes(&[], &[axis(1 << 20, 1, 0)]);
         let launches = whole.launches(true, 36).unwrap();
-        assert_eq!((launches.stages[0].grid, launches.stages[1].grid), ([1, 144, 1], [1, 1, 1]));
-        assert_eq!(launches.workspace_bytes(), 144 * 8);
+        assert_eq!((launches.stages[0].grid, launches.stages[1].grid), ([1, 288, 1], [1, 1, 1]));
+        assert_eq!(launches.workspace_bytes(), 288 * 8);
         assert_eq!((shapes(&launches)[0].in_quads, shapes(&launches)[0].lane_bits), (1, 0));
         assert_eq!(whole.launches(false, 36).unwrap().stages.len(), 1);
         let rows = task(ReductionKind::Sum).with_axes(&[axis(4096, 10, 1)], &[axis(10, 1, 0)]);
         let launches = rows.launches(true, 36).unwrap();
         assert_eq!((shapes(&launches)[0].lane_bits, shapes(&launches)[0].rows_first), (7, 1));
         assert_eq!((launches.stages[0].grid, launches.workspace_bytes()), ([32, 1, 1], 0));
+        // With many rows a few threads read each.
+        let long = |rows| task(ReductionKind::Sum).with_axes(&[axis(rows, 768, 1)], &[axis(768, 1, 0)]);
+        assert_eq!(
+            [64, 1000, 2000].map(|rows| shapes(&long(rows).launches(true, 36).unwrap())[0].lane_bits),
+            [1, 1, 3]
+        );
         let columns = task(ReductionKind::Sum).with_axes(&[axis(64, 1, 1)], &[axis(1000, 64, 0)]);
         let launches = columns.launches(true, 36).unwrap();
         assert_eq!((shapes(&launches)[0].lane_bits, shapes(&launches)[0].rows_first), (5, 0));

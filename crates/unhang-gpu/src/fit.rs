@@ -100,6 +100,8 @@ pub struct Waits {
     pub plain_workgroup: f64,
     /// Plain backward-weights: for each turn of a workgroup where units have many, and where they have one.
     pub plain_turn: [f64; 2],
+    /// Depthwise kernels in NCHW, one column a thread: to begin, and for each read of a row.
+    pub depthwise: [f64; 2],
     /// The narrow kernel: for each row of a channel.
     pub narrow_row: f64,
     /// The direct kernel: for each channel.
@@ -183,8 +185,9 @@ pub const H200: Shares = Shares {
         plain_begin_data: 2.6e-6,
         plain_workgroup: 0.34e-6,
         plain_turn: [0.2e-6, 0.45e-6],
+        depthwise: [0.3e-6, 0.04e-6],
         narrow_row: 0.08e-6,
-        direct_channel: 0.52e-6,
+        direct_channel: 0.82e-6,
         direct_large: [0.35e-6, 1e-9],
     },
     depthwise: DepthwiseFit {

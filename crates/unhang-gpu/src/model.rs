@@ -391,7 +391,10 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
     if !channels_last {
         let late = crowded(registers, 64.0, 0.04);
         let issued = threads * (products + rows * vectors * 6.5 + taps * 1.8) / rate * late;
-        return overlapped(issued, memory * late, 0.18);
+        // A long strip's reads follow one another, which only many threads hide.
+        let [begin, read] = device.shares.waits.depthwise;
+        let waited = if quads { 0.0 } else { begin + rows * vectors * read };
+        return overlapped(issued.max(waited), memory * late, 0.18);
     }
     // Vectors of channels cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
     let [read, tap] = [fit.read[kind], fit.tap[kind]].map(|cost| if in_vectors { cost * width } else { cost });

@@ -110,5 +110,11 @@ extern "C" __global__ void BOUNDS
         result = (float*)result + (long long)split * shape.batch * RESULT_CHANNELS * shape.result_h * shape.result_w;
     const ResultWriter writer = {shape,   result,  bias,         axis_h,    axis_w,   phase_h,
                                  phase_w, group * ROWS, row_begin, thread_x, thread_y};
+#if WRITES_LINES
+    if (ROWS > 4 && ROWS % 4 != 0 && !PLANES && columns >= MANY_COLUMNS) {
+        writer.write_lines(sums, column_begin, columns, lds_b[0], (unsigned*)lds_a[0]);
+        return;
+    }
+#endif
     writer.write(sums, column_begin, columns);
 }

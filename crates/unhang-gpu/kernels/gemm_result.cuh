@@ -51,6 +51,16 @@ struct Pixel {
 #endif
 };
 
+// Whether results can go through LDS, some columns of each thread at a time, before neighbouring threads write
+// neighbouring channels. Where a pixel's channels are no whole quads, each thread would otherwise write four numbers to
+// a line. Few columns stay in the cache, where that costs less than the two turns, and small tiles gain nothing.
+#define MANY_COLUMNS 1024
+#define IS_SMALL_TILE (BM * BN <= 32 * 32)
+#define LINE_COLUMNS (BM <= 2 * BK ? TN : 2 * BK * TN / BM)
+#define FITS_LINES (BM <= 2 * BK * TN && BN / TN * LINE_COLUMNS <= 2 * BK * BM)
+#define WRITES_LINES (CHANNELS_LAST && !SPREAD && !HALF && BM > 4 && !IS_SMALL_TILE && FITS_LINES)
+#define NOWHERE 0xffffffffu
+
 struct ResultWriter {
     const GemmShape& shape;
     void* result;
@@ -169,6 +179,37 @@ struct ResultWriter {
 #endif
         }
     }
+
+#if WRITES_LINES
+    // All threads call it. `slab` holds BM rows of some columns of each thread. They are turned by a place for each
+    // thread, so that these are in different banks. `places` has as many numbers as columns.
+    METHOD void write_lines(const float (&sums)[TM][TN], int column_begin, int columns, float* slab, unsigned* places) const {
+        const int across = BN / TN, thread = thread_y * across + thread_x;
+#pragma unroll
+        for (int first = 0; first < TN; first += LINE_COLUMNS) {
+            BARRIER();
+#pragma unroll
+            for (int j = 0; j < LINE_COLUMNS; ++j) {
+                const int slot = j * across + thread_x;
+#pragma unroll
+                for (int i = 0; i < TM; ++i) slab[slot * BM + (TILE_ROW(i) + slot) % BM] = sums[i][first + j];
+                if (thread_y == 0) {
+                    const int column = column_begin + TILE_COLUMN(first + j);
+                    const Pixel pixel(shape, column, axis_h.extent * axis_w.extent, axis_w);
+                    const unsigned at = (unsigned)pixel.n * (unsigned)(shape.result_h * shape.result_w) + in_plane(pixel);
+                    places[slot] = column < columns ? at * RESULT_CHANNELS + (unsigned)(row_first + row_begin) : NOWHERE;
+                }
+            }
+            BARRIER();
+#pragma unroll
+            for (int i = 0; i < TM * LINE_COLUMNS; ++i) {
+                const int at = i * THREADS + thread, slot = at / BM, row = at % BM;
+                if (row_begin + row < ROWS && places[slot] != NOWHERE)
+                    store_sum(result, places[slot] + (unsigned)row, slab[slot * BM + (row + slot) % BM] + bias_of(row_begin + row), PLANES);
+            }
+        }
+    }
+#endif
 
 #if CHANNELS_LAST
     // All channels of one pixel that this thread has, or as many zeros.

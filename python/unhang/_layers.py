@@ -507,7 +507,7 @@ def _is_recording() -> bool:
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         onnx = sys.modules.get("torch.onnx")
         return onnx is None or not onnx.is_in_onnx_export()
-    return not _is_exporting() and (_is_compiling() or _is_run_to_be_recorded())
+    return (_is_compiling() or _is_run_to_be_recorded()) and not _is_exporting()
 
 
 # Before torch 2.1 there is no such function, and nothing of torch.func is recorded.
@@ -524,7 +524,8 @@ def _is_exporting_by_flag() -> bool:
 def _is_exporting_by_state() -> bool:
     # Torch's flag for compiling is set by export alone; where its compiler reads the code, it knows what for.
     tracer = getattr(getattr(sys.modules.get("torch._dynamo.symbolic_convert"), "tls", None), "current_tx", None)
-    return bool(getattr(tracer, "export", False) or getattr(torch.compiler, "_is_compiling_flag", False))
+    is_compiling = getattr(getattr(torch, "compiler", None), "_is_compiling_flag", False)
+    return bool(getattr(tracer, "export", False) or is_compiling)
 
 
 # The compiler asks it while it reads, instead of reading it.

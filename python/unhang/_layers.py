@@ -203,7 +203,7 @@ SafeConv2d._conv_forward = _scriptable(nn.Conv2d._conv_forward, _safe_forward)  
 def _recorded(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     padding = self.padding
     lower = _autocast_type(input)
-    if input.dim() not in (3, 4) or input.device.type not in _dispatch.KEYS or input.is_complex():
+    if input.dim() not in (3, 4) or input.device.type not in _dispatch.KEYS or input.dtype.is_complex:
         # Something that our engines do not know, or torch's own error message.
         plain: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
         return plain
@@ -510,8 +510,6 @@ def _is_recording() -> bool:
     return (_is_compiling() or _is_run_to_be_recorded()) and not _is_exporting()
 
 
-# Before torch 2.1 there is no such function, and nothing of torch.func is recorded.
-_is_transforming: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", bool)
 # Before torch 2.1 there is no such function, and nothing compiles.
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 
@@ -528,12 +526,18 @@ def _is_exporting_by_state() -> bool:
     return bool(getattr(tracer, "export", False) or is_compiling)
 
 
-# The compiler asks it while it reads, instead of reading it.
-_is_exporting_by_state._dynamo_marked_constant = True  # type: ignore[attr-defined]
-# There is a flag from torch 2.7 on.
-_is_exporting: Callable[[], bool] = (
-    _is_exporting_by_flag if hasattr(getattr(torch, "compiler", None), "_is_exporting_flag") else _is_exporting_by_state
-)
+def _is_transforming_by_state() -> bool:
+    return _are_transforms_active()
+
+
+# Before torch 2.1 there is no such function, and nothing of torch.func is recorded.
+_are_transforms_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", bool)
+# From torch 2.7 on there is a flag, and the compiler can read all of it. Older ones ask while they read.
+_is_new = hasattr(getattr(torch, "compiler", None), "_is_exporting_flag")
+for _asked in (_is_exporting_by_state, _is_transforming_by_state):
+    _asked._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_exporting: Callable[[], bool] = _is_exporting_by_flag if _is_new else _is_exporting_by_state
+_is_transforming: Callable[[], bool] = _are_transforms_active if _is_new else _is_transforming_by_state
 
 
 def _is_run_by_torchs_recorder() -> bool:
@@ -543,9 +547,7 @@ def _is_run_by_torchs_recorder() -> bool:
 
 
 # Before torch 2.5 the compiler does not read methods of torch's own layers. It runs them and records the ops.
-_is_run_to_be_recorded: Callable[[], bool] = (
-    bool if _is_exporting is _is_exporting_by_flag else _is_run_by_torchs_recorder
-)
+_is_run_to_be_recorded: Callable[[], bool] = bool if _is_new else _is_run_by_torchs_recorder
 
 
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -284,7 +284,7 @@ def _weights_settings(direction: str) -> dict[str, int]:
     return found
 
 
-NODES = hasattr(torch._C, "_current_autograd_node")
+NODES = hasattr(torch.autograd, "_get_sequence_nr")
 
 
 @pytest.mark.skipif(not NODES, reason="torch 2.1 and newer")

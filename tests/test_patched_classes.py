@@ -200,7 +200,7 @@ def test_what_a_forward_of_its_own_convolves_has_the_layers_settings() -> None:
     assert type(layer) is Padded
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.skipif(not hasattr(torch.autograd, "_get_sequence_nr"), reason="torch 2.1 and newer")
 def test_the_layer_before_one_that_convolves_nothing_keeps_its_settings() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), PassedBy(3, 3, 3))
     unhang.patch_model(model[1], OURS)
@@ -209,7 +209,7 @@ def test_the_layer_before_one_that_convolves_nothing_keeps_its_settings() -> Non
     assert _strategies() == {"forward": {"aten"}, "backward-weights": {"aten"}}
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.skipif(not hasattr(torch.autograd, "_get_sequence_nr"), reason="torch 2.1 and newer")
 @pytest.mark.parametrize("kind", [Skipping, Listing, Keeping])
 def test_a_layers_settings_are_for_what_its_forward_created(kind: type[nn.Conv2d]) -> None:
     """And not for the layer that made another tensor of the sum, wherever its forward has that from."""
@@ -236,7 +236,7 @@ def _weights_of(strategy: str) -> set[str]:
     }
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.skipif(not hasattr(torch.autograd, "_get_sequence_nr"), reason="torch 2.1 and newer")
 @pytest.mark.parametrize("form", [lambda y: (1, y), lambda y: [y], lambda y: {"y": y}, lambda y: {"all": [(y,)]}])
 def test_a_forward_that_gives_no_plain_tensor_has_its_settings_in_backward(form: Callable) -> None:
     layer, x = unhang.patch_model(Giving(3, 3, 3), OURS), torch.randn(1, 3, 6, 6)
@@ -247,7 +247,7 @@ def test_a_forward_that_gives_no_plain_tensor_has_its_settings_in_backward(form:
     assert not _weights_of("aten")
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.skipif(not hasattr(torch.autograd, "_get_sequence_nr"), reason="torch 2.1 and newer")
 def test_a_layers_settings_reach_all_that_its_forward_convolves() -> None:
     layer, x = unhang.patch_model(Deep(3, 3, 3), OURS), torch.randn(1, 3, 6, 6)
     with unhang.enabled("aten", devices=("cpu",)):
@@ -255,7 +255,7 @@ def test_a_layers_settings_reach_all_that_its_forward_convolves() -> None:
     assert _strategies() == {name: {OURS.strategy} for name in ("forward", "backward-data", "backward-weights")}
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_current_autograd_node"), reason="torch 2.1 and newer")
+@pytest.mark.skipif(not hasattr(torch.autograd, "_get_sequence_nr"), reason="torch 2.1 and newer")
 @pytest.mark.parametrize("kind", [Deep, Skipping])
 def test_what_another_thread_computed_for_a_layer_keeps_its_settings(kind: type[nn.Conv2d]) -> None:
     """A thread numbers the nodes that it makes by itself: later ones than those of the layer may have come first."""
@@ -295,7 +295,7 @@ def test_a_conv_forward_of_its_own_is_kept_in_every_form(kind: type[nn.Conv2d]) 
         assert_close(layer(x), want.double(), slack=3)
         layer(x).sum().backward()
     assert layer.get_bypass_stats()["engines"] == {"cpu": 2}
-    if hasattr(torch._C, "_current_autograd_node"):
+    if hasattr(torch.autograd, "_get_sequence_nr"):
         assert _strategies() == {"forward": {"cpu_fallback"}, "backward-weights": {"cpu_fallback"}}
     forms = [torch.jit.trace(layer, x), torch.fx.symbolic_trace(layer)]
     if kind is Standardized:  # scripts do not know super()

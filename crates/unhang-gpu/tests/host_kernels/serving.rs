@@ -80,7 +80,7 @@ fn nothing_is_prepared_while_a_graph_is_recorded() {
 fn the_generic_kernels_serve_while_a_problems_own_are_compiled() {
     let Some(engine) = engine() else { return };
     let gpu = &engine.gpu;
-    let problem: Problem = "forward:f32:nchw:1x16x12x12:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    let problem: Problem = "forward:f32:nchw:1x64x12x12:64x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
     let first = gpu.prepare_on(&problem, Request::default()).unwrap();
     assert!(first.is_provisional());
     assert_eq!(*first.choice(), Choice::Plain);
@@ -94,7 +94,7 @@ fn the_generic_kernels_serve_while_a_problems_own_are_compiled() {
     assert_ne!(own.kernels(), first.kernels());
     // Another size is the same kernels with other numbers: nothing is compiled.
     let compiled = gpu.compiled();
-    let larger: Problem = "forward:f32:nchw:2x16x15x17:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    let larger: Problem = "forward:f32:nchw:2x64x15x17:64x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
     let choice = gpu.choose(&larger);
     if choice == *own.choice() {
         assert_eq!(gpu.prepare_on(&larger, Request::default()).unwrap().kernels(), own.kernels());
@@ -104,7 +104,7 @@ fn the_generic_kernels_serve_while_a_problems_own_are_compiled() {
     let other: Problem = "forward:f32:nchw:1x16x12x12:16x5x5:s1x1:p1x1:d1x1:g1".parse().unwrap();
     assert!(!gpu.prepare_on(&other, Request { wait: true, ..Request::default() }).unwrap().is_provisional());
     assert!(gpu.close(Duration::from_secs(60)));
-    let late: Problem = "forward:f32:nchw:1x16x12x12:32x3x3:s1x1:p2x2:d2x2:g1".parse().unwrap();
+    let late: Problem = "forward:f32:nchw:1x64x12x12:64x3x3:s1x1:p2x2:d2x2:g1".parse().unwrap();
     assert!(gpu.prepare_on(&late, Request::default()).unwrap().is_provisional(), "nothing is compiled after closing");
 }
 

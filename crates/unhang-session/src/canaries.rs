@@ -1,59 +1,19 @@
-//! The canaries of a card: the key each verdict is stored under, and how a missing one is run: in a child process, once
-//! for a machine. The face starts the child.
+//! The canaries of a card, and how a missing one is run: in a child process, once for a machine. The face starts the
+//! child.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use unhang_engine::{EngineName, Verdict};
-use unhang_gpu::driver::hip_pci_address;
 use unhang_gpu::{GpuEngine, normalization, pooling, reduction, strided};
-use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 use unhang_probe::canary::Families;
 
+use crate::card::Card;
 use crate::session::Session;
 
 /// Families whose kernels compute no convolution.
 pub(crate) const PARTS: [&str; 4] = [strided::FAMILY, normalization::FAMILY, pooling::FAMILY, reduction::FAMILY];
-
-/// A card, as far as canaries tell one from another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
-    /// Which of several cards it is; empty if it is the only one.
-    place: String,
-    /// Whether a rehearsal plays it with tensors in the host's memory.
-    rehearsed: bool,
-}
-
-impl Card {
-    /// The card with that number in the runtime; a negative number is the card that a rehearsal plays.
-    pub fn new(machine: &Machine, device: i32) -> Card {
-        Card::at(machine, device, || hip_pci_address(device).unwrap_or_else(|_| device.to_string()))
-    }
-
-    /// A card with that address.
-    pub(crate) fn at(machine: &Machine, device: i32, address: impl FnOnce() -> String) -> Card {
-        let is_one_of_several = device >= 0 && machine.gpus.len() > 1;
-        let place = if is_one_of_several { format!("@{}", address()) } else { String::new() };
-        Card { place, rehearsed: device < 0 }
-    }
-
-    /// Whether a rehearsal plays it.
-    pub fn is_rehearsed(&self) -> bool {
-        self.rehearsed
-    }
-
-    /// The key that a canary's verdict is stored under. A rehearsal has its own keys, because its folder may describe
-    /// the machine it runs on. With several cards, each has its own verdict.
-    pub fn name(&self, canary: &str) -> String {
-        if self.rehearsed { format!("{canary} (rehearsed)") } else { format!("{canary}{}", self.place) }
-    }
-
-    /// The key for a kernel family's verdict. Other sources, another compiler or another chip make other kernels.
-    pub fn name_of_family(&self, engine: &GpuEngine, family: &str) -> String {
-        self.name(&format!("jit:{family}:{}", engine.identity()))
-    }
-}
 
 impl Session {
     /// The verdict on one of the framework's engines on a card. Without one, `run` tries the engine in a child
@@ -169,21 +129,6 @@ mod tests {
 
     use super::*;
     use crate::played::{self, session};
-
-    #[test]
-    fn each_of_several_cards_has_canaries_of_its_own_and_so_has_a_rehearsal() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-machine/fixtures/rx5600xt-rocm5.7");
-        let mut machine = Machine::inspect(&System::new(folder.as_ref(), Environment::default()));
-        let name =
-            |machine: &Machine, device: i32| Card::at(machine, device, || format!("0000:0{device}:00.0")).name("aten");
-        assert_eq!(machine.gpus.len(), 1);
-        assert_eq!(name(&machine, 0), "aten");
-        machine.gpus.push(machine.gpus[0].clone());
-        assert_eq!(
-            [0, 1, -1].map(|device| name(&machine, device)),
-            ["aten@0000:00:00.0", "aten@0000:01:00.0", "aten (rehearsed)"]
-        );
-    }
 
     #[test]
     fn a_canary_runs_once_and_one_that_never_began_is_no_evidence() {

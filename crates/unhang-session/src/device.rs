@@ -15,7 +15,7 @@ use unhang_gpu::{GpuEngine, GpuError, GpuSettings};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 
-use crate::canaries::Card;
+use crate::card::Card;
 use crate::contest::take_tunings;
 use crate::hip::open_hip;
 use crate::host::Numbers;

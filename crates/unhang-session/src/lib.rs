@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod canaries;
+mod card;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod compute;
 mod contest;
@@ -58,7 +59,7 @@ mod volume;
 mod volume_route;
 mod watchdog;
 
-pub use canaries::Card;
+pub use card::Card;
 pub use compute::{Call, NotComputed};
 pub use contest::{Contest, Effort, Round, take_tunings};
 pub use deadlines::deadlines;

@@ -14,7 +14,8 @@ use unhang_gpu::{GpuEngine, GpuSettings};
 use unhang_machine::{Environment, Machine, System};
 use unhang_plan::CanaryFact;
 
-use crate::canaries::{Card, PARTS};
+use crate::canaries::PARTS;
+use crate::card::Card;
 use crate::device::Device;
 use crate::session::Session;
 

@@ -11,7 +11,7 @@ use unhang_gpu::Prepared;
 use unhang_machine::Machine;
 use unhang_plan::{Availability, Plan, Settings, Situation, plan};
 
-use crate::canaries::Card;
+use crate::card::Card;
 
 /// A program with ever new sizes has ever new kernels, each with a verdict.
 const MOST_CANARIES: usize = 50_000;

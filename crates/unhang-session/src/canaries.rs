@@ -125,7 +125,6 @@ mod tests {
     use std::convert::Infallible;
 
     use unhang_gpu::choice::Choice;
-    use unhang_machine::{Environment, System};
 
     use super::*;
     use crate::played::{self, session};

@@ -4,10 +4,10 @@ use std::sync::OnceLock;
 
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
-use crate::isa::Isa;
 use crate::plain::CHAIN;
 use crate::simd::winograd;
 use crate::simd::workspace::memory_for;
+use unhang_simd::Isa;
 
 /// How a convolution is computed: an algorithm, with the kernels of an instruction set.
 #[derive(Clone, Copy)]

@@ -27,7 +27,6 @@
 #![deny(unsafe_code)]
 
 mod algorithm;
-mod isa;
 #[allow(unsafe_code, reason = "calls another library's functions")]
 mod openmp;
 mod parallel;
@@ -37,9 +36,9 @@ mod simd;
 
 pub use algorithm::Algorithm;
 use algorithm::Method;
-pub use isa::Isa;
 pub use openmp::use_openmp_of;
 pub use parallel::available_threads;
+pub use unhang_simd::Isa;
 
 use unhang_conv::Problem;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};

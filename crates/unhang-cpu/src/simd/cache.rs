@@ -8,8 +8,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::kernels::Kernels;
 use super::workspace::Workspace;
+use unhang_simd::Kernels;
 
 /// Numbers that are kept in all: 64 MiB.
 const LIMIT: usize = 16 * 1024 * 1024;
@@ -100,7 +100,7 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::Isa;
+    use unhang_simd::Isa;
 
     /// Packs by copying; says whether it had to.
     fn copied(weight: &[f32], signature: u64) -> (Vec<f32>, bool) {

@@ -12,13 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::cache;
-use super::geometry::{Gather, even_parts};
-use super::kernels::{COMMON_PITCH, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::geometry::Gather;
 use super::pointwise::{FilterPart, pack_filters};
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
+use unhang_simd::even_parts;
+use unhang_simd::{COMMON_PITCH, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
 
 /// Source channels that are summed at a time: with them a block of filters takes two thirds of the first-level cache.
 const SOURCE_BLOCK: usize = 256;

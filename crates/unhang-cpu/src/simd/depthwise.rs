@@ -6,16 +6,17 @@ use std::ops::Range;
 
 use unhang_conv::{Direction, Layout, Problem};
 
-use super::geometry::{Axis, Gather, Tap, even_parts, segments};
-use super::kernels::{
-    FEWEST_PIXELS, GradientLine, GradientRows, Kernels, MOST_TAPS, PixelRow, Pixels, Rows, TAP_COLUMNS, TAP_COUNTS,
-    TapColumn,
-};
+use super::geometry::{Axis, Gather, Tap, segments};
 use super::source::{Arrangement, SourceView, Window};
 use super::work::Work;
 use super::workspace::Workspace;
 use super::{depthwise_pixels, depthwise_together};
 use crate::plain::CHAIN;
+use unhang_simd::even_parts;
+use unhang_simd::{
+    FEWEST_PIXELS, GradientLine, GradientRows, Kernels, MOST_TAPS, PixelRow, Pixels, Rows, TAP_COLUMNS, TAP_COUNTS,
+    TapColumn,
+};
 
 /// Numbers of a packed window: a part of the first-level cache.
 const WINDOW_NUMBERS: usize = 6 * 1024;

@@ -6,11 +6,12 @@
 //! Pixels that lie a power of two apart do not push each other out of the cache.
 
 use super::depthwise_together::filters_together;
-use super::geometry::{Axis, Gather, even_parts};
-use super::kernels::{Kernels, Pixels};
+use super::geometry::{Axis, Gather};
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, Pixels};
 
 /// Numbers of the rows that are kept together: most of a first-level cache.
 const KEPT_NUMBERS: usize = 8 * 1024;

@@ -7,11 +7,11 @@
 use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather, Tap};
-use super::kernels::{GradientPlanes, Kernels, Pixels};
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
+use unhang_simd::{GradientPlanes, Kernels, Pixels};
 
 /// Columns of a plane up to which its rows do not fill vectors well. The second limit is for where rows would have to
 /// be dealt out or lanes brought together for every tap: with a stride, and of weight gradients.

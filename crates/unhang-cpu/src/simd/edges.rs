@@ -7,8 +7,8 @@
 //! next. So no pixel is copied, and zeros are never multiplied.
 
 use super::geometry::{Axis, Gather};
-use super::kernels::{Kernels, Run, Tile};
 use super::source::SourceView;
+use unhang_simd::{Kernels, Run, Tile};
 
 /// Taps of a row that meet the source at the same pixels of a tile.
 #[derive(Debug, Clone, Copy)]

@@ -12,13 +12,14 @@ use std::sync::Arc;
 use super::cache;
 use super::edges::{Edges, Surroundings, met_runs};
 use super::gather_work::{GatherWork, ResultBlock, Steps};
-use super::geometry::{Axis, Gather, even_parts};
-use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
+use super::geometry::{Axis, Gather};
 use super::source::{Arrangement, SourceView, Window, prefetch};
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
 
 /// Source channels of a block: few enough that a tile's pixels stay in the first-level cache from one tap to the next.
 const SOURCE_BLOCK: usize = 64;

@@ -1,8 +1,8 @@
 //! What the blocked direct convolution has in common for all strips.
 
 use super::geometry::Gather;
-use super::kernels::Kernels;
 use super::source::SourceView;
+use unhang_simd::Kernels;
 
 /// A block of result channels: the first, how many, and in how many vectors.
 #[derive(Debug, Clone, Copy)]

@@ -180,15 +180,6 @@ impl Gather {
     }
 }
 
-/// Cuts `length` into the fewest parts of at most `most`, as even as can be: start and length of each.
-pub(super) fn even_parts(length: usize, most: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
-    let parts = length.div_ceil(most.max(1)).max(1);
-    (0..parts).map(move |part| {
-        let start = part * length / parts;
-        (start, (part + 1) * length / parts - start)
-    })
-}
-
 /// The most segments that the pixels of a weight gradient are cut into, so that threads share them.
 const MOST_SEGMENTS: usize = 16;
 
@@ -220,11 +211,5 @@ mod tests {
         assert_eq!(axis.phases[0], [Tap { index: 1, offset: 0 }]);
         assert_eq!(axis.phases[1], [Tap { index: 0, offset: 1 }, Tap { index: 2, offset: 0 }]);
         assert_eq!((axis.steps, axis.low, axis.span), (5, 0, 2));
-    }
-
-    #[test]
-    fn parts_are_even_and_complete() {
-        assert_eq!(even_parts(80, 14).map(|(_, length)| length).collect::<Vec<_>>(), [13, 13, 14, 13, 13, 14]);
-        assert_eq!(even_parts(5, 9).collect::<Vec<_>>(), [(0, 5)]);
     }
 }

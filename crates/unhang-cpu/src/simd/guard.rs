@@ -5,9 +5,9 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification, reference
 use unhang_engine::tolerance::Tolerance;
 use unhang_suite::{Tensor, any_ordinary_problem, compare};
 
-use super::kernels::Kernels;
 use crate::algorithm::Algorithm;
-use crate::isa::Isa;
+use unhang_simd::Isa;
+use unhang_simd::Kernels;
 
 /// Which end of the numbers touches a forbidden page.
 #[derive(Debug, Clone, Copy)]

@@ -13,8 +13,6 @@ use std::sync::Arc;
 use unhang_conv::{Direction, Layout, Problem};
 
 use super::cache;
-use super::geometry::even_parts;
-use super::kernels::{Kernels, MAX_VECTORS, PlaneProducts, Run, Tile};
 use super::pairwise::PairwiseSums;
 use super::pointwise::pieces;
 use super::tiling::choose_tile;
@@ -22,6 +20,8 @@ use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, MAX_VECTORS, PlaneProducts, Run, Tile};
 
 /// Numbers of a source that is read for some rows after the other: they stay in the first-level cache or, where more is written
 /// than read, in the second-level one, so that results are written in longer pieces.

@@ -1,4 +1,4 @@
-//! The room for `unsafe`: kernels made of vector instructions, and the drivers that call them.
+//! The room for `unsafe`: the drivers that call the kernels of `unhang-simd`.
 //!
 //! Everything outside gives this module slices whose lengths are checked at its door ([`compute`]). Inside, drivers
 //! compute offsets from the problem's geometry and hand raw pointers to kernels. The tests put operands between pages
@@ -18,7 +18,6 @@ mod geometry;
 #[cfg(all(test, unix))]
 mod guard;
 mod in_place;
-mod kernels;
 mod packed_planes;
 mod pairwise;
 mod plane_gradient;
@@ -28,7 +27,6 @@ mod rearranged;
 mod repeated;
 mod source;
 mod tiling;
-mod vector;
 mod weights;
 pub(crate) mod winograd;
 mod work;
@@ -37,9 +35,9 @@ pub(crate) mod workspace;
 use unhang_conv::{Layout, Problem};
 
 use crate::algorithm::{Algorithm, Method};
-use crate::isa::Isa;
 use crate::plain;
-use kernels::Kernels;
+use unhang_simd::Isa;
+use unhang_simd::Kernels;
 use work::Work;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.

@@ -3,8 +3,8 @@
 //! For every tap the pixels that meet the results of a row lie next to each other, and so do the rows.
 
 use super::geometry::{Axis, Gather, Tap};
-use super::kernels::{Kernels, PaddedRows};
 use super::source::prefetch_plane;
+use unhang_simd::{Kernels, PaddedRows};
 
 /// One axis of the packed source.
 struct PackedAxis<'a> {

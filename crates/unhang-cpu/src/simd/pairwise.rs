@@ -1,8 +1,8 @@
 //! Many long sums side by side, in chains that are added in pairs: how a weight gradient stays exact over many pixels.
 
-use super::kernels::Kernels;
 use super::workspace::Workspace;
 use crate::plain::CHAIN;
+use unhang_simd::Kernels;
 
 /// Many long sums side by side: chains of at most [`CHAIN`] terms, added in pairs.
 pub(super) struct PairwiseSums {

@@ -11,8 +11,7 @@
 
 use unhang_conv::{Direction, Problem, Specification};
 
-use super::geometry::{Gather, even_parts, segments};
-use super::kernels::{Kernels, PlaneProducts};
+use super::geometry::{Gather, segments};
 use super::packed_planes::{PackedPlanes, Window};
 use super::pairwise::PairwiseSums;
 use super::weights::{self, Chunk};
@@ -20,6 +19,8 @@ use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, PlaneProducts};
 
 /// Packed numbers of a chunk's input, and numbers of its output's gradient, which is read again for each few channels and taps:
 /// both stay in a second-level cache.

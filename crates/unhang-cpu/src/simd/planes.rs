@@ -12,13 +12,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::cache;
-use super::geometry::{Gather, Tap, even_parts};
-use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
+use super::geometry::{Gather, Tap};
 use super::packed_planes::{PackedPlanes, Window};
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, MAX_VECTORS, Run, Tile};
 
 /// Numbers of the packed source and of sums that a strip aims at: they stay in a second-level cache.
 const STRIP_NUMBERS: usize = 48 * 1024;

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use super::cache;
 use super::gather::FETCH_NUMBERS;
-use super::geometry::{Gather, even_parts};
-use super::kernels::{Kernels, MAX_VECTORS, PackingTile, Run, Tile};
+use super::geometry::Gather;
 use super::source::prefetch_early;
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, MAX_VECTORS, PackingTile, Run, Tile};
 
 /// Source channels that are summed at a time at most: a panel of them stays close to the first-level cache.
 const MOST_CHANNELS: usize = 384;

@@ -8,10 +8,10 @@
 
 use unhang_conv::{Direction, Layout, Problem, Specification};
 
-use super::kernels::Kernels;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::{for_each_chunk, for_each_unit};
+use unhang_simd::Kernels;
 
 /// Numbers of the planes that are made at a time: with their results they stay in the second-level cache.
 const PLANES_NUMBERS: usize = 128 * 1024;

@@ -1,7 +1,7 @@
 //! How the micro-kernel reads the source: packed with its zeros, or in place.
 
 use super::geometry::{Axis, Gather};
-use super::kernels::{Kernels, PaddedRows};
+use unhang_simd::{Kernels, PaddedRows};
 
 /// What is next to what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The choice of a tile's shape.
 
-use super::geometry::even_parts;
-use super::kernels::{Kernels, MAX_VECTORS, TILE_ROWS};
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, MAX_VECTORS, TILE_ROWS};
 
 /// The shape of tiles: vectors, rows of scalars, and what a step of all tiles of a row then costs.
 #[derive(Debug, Clone, Copy)]

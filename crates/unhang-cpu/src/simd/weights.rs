@@ -14,8 +14,7 @@ use std::ops::Range;
 
 use unhang_conv::{Layout, Problem, Specification};
 
-use super::geometry::{Strides, even_parts, segments, strides};
-use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
+use super::geometry::{Strides, segments, strides};
 use super::pairwise::PairwiseSums;
 use super::source::pack_pixel_row;
 use super::tiling::{TileShape, choose_tile};
@@ -23,6 +22,8 @@ use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::{CHAIN, input_of, valid_outputs};
+use unhang_simd::even_parts;
+use unhang_simd::{Kernels, MAX_VECTORS, Run, Tile};
 
 /// Numbers of packed operands that a chunk aims at.
 const CHUNK_NUMBERS: usize = 128 * 1024;

@@ -1,6 +1,6 @@
 //! One convolution to compute, as every algorithm gets it.
 
-use super::kernels::Kernels;
+use unhang_simd::Kernels;
 
 /// What is computed from what, with which kernels, which the machine must have, and by how many threads.
 pub(crate) struct Work<'a> {

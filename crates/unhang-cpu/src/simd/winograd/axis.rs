@@ -15,15 +15,15 @@ use std::sync::atomic::Ordering;
 use unhang_conv::Problem;
 
 use super::super::geometry::Gather;
-use super::super::kernels::{AXIS_TILE, AxisResults, Kernels, Run};
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::axis_filters::FiltersOfAxis;
 use super::line_products::LineProducts;
 use super::lines::{Lines, Segment, Shape, axis_of};
 use super::{Spoiled, compute_again};
-use crate::isa::Isa;
 use crate::parallel::for_each_unit;
+use unhang_simd::Isa;
+use unhang_simd::{AXIS_TILE, AxisResults, Kernels, Run};
 
 /// Terms of a sum at most with seven taps along the axis, whose errors are the largest and grow with the root of their number:
 /// with 512 they are 5e-6 (`tools/bench-cpu/winograd.py`), where the suite allows 1e-5.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::cache;
 use super::super::geometry::{Axis, Gather};
-use super::super::kernels::{AxisFilters, Kernels};
 use super::super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
+use unhang_simd::{AxisFilters, Kernels};
 
 /// Filters to be transformed.
 pub(super) struct FiltersOfAxis<'a> {

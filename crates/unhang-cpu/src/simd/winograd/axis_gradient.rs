@@ -14,8 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use unhang_conv::{Direction, Problem, Specification};
 
-use super::super::geometry::{Gather, Strides, even_parts, strides};
-use super::super::kernels::{AXIS_TILE, AxisGradient, AxisTaps, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::super::geometry::{Gather, Strides, strides};
 use super::super::pairwise::PairwiseSums;
 use super::super::source::pack_pixel_row;
 use super::super::tiling::choose_tile;
@@ -23,9 +22,11 @@ use super::super::weights;
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::lines::{Lines, Shape, UNIT_NUMBERS, axis_of};
-use crate::isa::Isa;
 use crate::parallel::{for_each_phase, for_each_unit};
 use crate::plain::CHAIN;
+use unhang_simd::Isa;
+use unhang_simd::even_parts;
+use unhang_simd::{AXIS_TILE, AxisGradient, AxisTaps, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
 
 /// Pixels of a block at least: this many steps a tile's sums stay in registers.
 const LEAST_PIXELS: usize = 48;

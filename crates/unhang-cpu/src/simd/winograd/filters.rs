@@ -1,10 +1,10 @@
 //! Transformed filters.
 
 use super::super::geometry::Gather;
-use super::super::kernels::{ELEMENTS, Filters, Kernels};
 use super::super::workspace::Workspace;
 use super::parities::Parities;
 use super::plan::Shape;
+use unhang_simd::{ELEMENTS, Filters, Kernels};
 
 /// Transforms the filters of one vector of result channels; says whether all are finite. They are laid out as
 /// `[parity of the result][element][parity of the source][source channel][result channel]`, and channels and taps that

@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use unhang_conv::{Direction, Problem, Specification};
 
-use super::super::geometry::{Gather, Strides, even_parts, strides};
-use super::super::kernels::{ELEMENTS, GradientProducts, Kernels, MOST_PLACES, WeightTiles};
+use super::super::geometry::{Gather, Strides, strides};
 use super::super::weights;
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
@@ -19,6 +18,8 @@ use super::phases::Phases;
 use super::plan::{Segment, Shape, VECTORS, shape};
 use super::tiles::{Images, Room};
 use crate::parallel::for_each_unit;
+use unhang_simd::even_parts;
+use unhang_simd::{ELEMENTS, GradientProducts, Kernels, MOST_PLACES, WeightTiles};
 
 /// The forward computation of a problem, whose tiles these are.
 fn forward(problem: &Problem) -> Option<Problem> {

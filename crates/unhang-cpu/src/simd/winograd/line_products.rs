@@ -1,7 +1,7 @@
 //! Products of filters with lines of pixels, which lie in vectors.
 
-use super::super::kernels::{Kernels, Run, Tile};
 use super::super::planes::tiles;
+use unhang_simd::{Kernels, Run, Tile};
 
 /// Lines of some channels, and filters that they are multiplied with.
 pub(super) struct LineProducts<'a> {

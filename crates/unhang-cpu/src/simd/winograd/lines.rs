@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use unhang_conv::{Layout, Problem};
 
-use super::super::geometry::{Gather, even_parts};
-use super::super::kernels::{AXIS_TILE, AxisSource, Kernels, pairs_for};
+use super::super::geometry::Gather;
 use super::super::tiling::choose_tile;
 use super::super::workspace::{Workspace, memory_for};
 use super::plan::odd_lines;
+use unhang_simd::even_parts;
+use unhang_simd::{AXIS_TILE, AxisSource, Kernels, pairs_for};
 
 /// Numbers of the transformed source that a unit of work aims at: half of a second-level cache.
 pub(super) const UNIT_NUMBERS: usize = 256 * 1024;

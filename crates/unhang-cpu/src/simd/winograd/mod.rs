@@ -40,8 +40,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use unhang_conv::{Direction, Problem};
 
 use super::gather::FETCH_NUMBERS;
-use super::geometry::{Gather, even_parts};
-use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles};
+use super::geometry::Gather;
 use super::source::prefetch_for_writing;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
@@ -50,6 +49,8 @@ use crate::parallel::for_each_unit;
 use phases::Phases;
 use plan::{Cut, Kept, LINE, LINES, Segment, Shape, VECTORS, shape};
 use tiles::{Images, Room};
+use unhang_simd::even_parts;
+use unhang_simd::{ELEMENTS, Kernels, Products, ResultTiles};
 
 /// What is known of an ordinary problem that Winograd can compute within the bound on its workspace.
 #[derive(Debug, Clone, Copy)]

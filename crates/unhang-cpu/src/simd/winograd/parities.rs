@@ -6,8 +6,8 @@
 //! infinity, so that those products are left out.
 
 use super::super::geometry::{Axis, Gather};
-use super::super::kernels::{MOST_PLACES, PATCH};
 use super::phases;
+use unhang_simd::{MOST_PLACES, PATCH};
 
 /// Parities of row and column. If it is the second parity that has fewer taps, those that have products of an element
 /// are neighbours in this order.

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use unhang_conv::Problem;
 
-use super::super::geometry::{Gather, even_parts};
-use super::super::kernels::{ELEMENTS, PATCH};
+use super::super::geometry::Gather;
 use super::super::workspace::memory_for;
 use super::parities::Parities;
 use super::phases;
+use unhang_simd::even_parts;
+use unhang_simd::{ELEMENTS, PATCH};
 
 /// Pixels of a line at most: those of a segment with what its tiles overlap.
 pub(super) const LINE: usize = 64;

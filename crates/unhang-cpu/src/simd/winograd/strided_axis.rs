@@ -14,7 +14,6 @@ use unhang_conv::{Direction, Problem};
 
 use super::super::gather::FETCH_NUMBERS;
 use super::super::geometry::Gather;
-use super::super::kernels::{AxisResults, Kernels, Run};
 use super::super::source::prefetch_for_writing;
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
@@ -23,8 +22,9 @@ use super::line_products::LineProducts;
 use super::lines::{Segment, UNIT_NUMBERS};
 use super::strided_lines::{Shape, StridedLines, TAPS, is_possible, runs};
 use super::{Spoiled, compute_again};
-use crate::isa::Isa;
 use crate::parallel::for_each_unit;
+use unhang_simd::Isa;
+use unhang_simd::{AxisResults, Kernels, Run};
 
 /// Terms of a sum at most: errors grow with the root of their number, and are 5e-6 with 3072 where multiplying and adding round
 /// twice. The suite allows 1e-5.

@@ -8,13 +8,14 @@ use std::ops::Range;
 
 use unhang_conv::{Direction, Layout, Problem};
 
-use super::super::geometry::{Gather, even_parts};
-use super::super::kernels::{AxisSource, Kernels, PaddedRows, Run, axis_tile};
+use super::super::geometry::Gather;
 use super::super::source::{prefetch_early, prefetch_plane};
 use super::super::tiling::choose_tile;
 use super::super::workspace::memory_for;
 use super::lines::{Segment, UNIT_NUMBERS};
 use super::plan::odd_lines;
+use unhang_simd::even_parts;
+use unhang_simd::{AxisSource, Kernels, PaddedRows, Run, axis_tile};
 
 /// Pairs of points that there are kernels for.
 const PAIRS: [usize; 2] = [2, 3];

@@ -10,7 +10,7 @@ use super::strided_lines::{Shape, is_possible};
 use super::tests::{assert_not_finite_numbers_belong, available, numbers, operands, problem};
 use super::{Gather, Kernels};
 use crate::algorithm::Algorithm;
-use crate::isa::Isa;
+use unhang_simd::Isa;
 
 /// Any convolution that can be computed so: odd sizes, several images in a unit, and taps of a row that lie apart. Also
 /// rows without a stride, and padding that is wider than the filter.

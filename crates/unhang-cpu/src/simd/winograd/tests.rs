@@ -8,7 +8,7 @@ use super::super::work::Work;
 use super::plan::Kept;
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::isa::Isa;
+use unhang_simd::Isa;
 
 /// Any convolution that Winograd can compute: three by three without stride, images of one pixel and dilated filters among
 /// them. Or filters of three by three to eight by eight with a stride of two, few channels among them.

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::super::geometry::{Gather, Strides, even_parts};
-use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles};
+use super::super::geometry::{Gather, Strides};
 use super::super::workspace::{Shared, Workspace};
 use super::phases::{Chain, Phases, run};
 use super::plan::{LINE, LINES, Segment, Shape};
+use unhang_simd::even_parts;
+use unhang_simd::{ELEMENTS, Kernels, PATCH, SourceTiles};
 
 /// Images that are cut into tiles.
 pub(super) struct Images<'a> {

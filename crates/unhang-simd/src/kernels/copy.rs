@@ -1,7 +1,7 @@
 //! Kernels that copy, transpose and add, and the fingerprint of what they would copy.
 
 use super::PaddedRows;
-use crate::simd::vector::Vector;
+use crate::vector::Vector;
 
 /// # Safety
 /// As [`Vector::transpose`], for any number of rows and columns.

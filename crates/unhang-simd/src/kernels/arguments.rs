@@ -6,7 +6,7 @@ use super::winograd::{GradientProducts, Products};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Run {
+pub struct Run {
     /// From [`Tile::x`].
     pub x: usize,
     /// From [`Tile::w`].
@@ -17,7 +17,7 @@ pub(crate) struct Run {
 /// `sum[r][p][v] += x[r × row_step + p × pitch] × w[v]`, after which `x` and `w` move on by their steps. Sums are
 /// numbered row by row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Tile<'a> {
+pub struct Tile<'a> {
     /// The scalars, which are broadcast: a place that runs count from, not always a valid one itself.
     pub x: *const f32,
     /// The vectors.
@@ -50,7 +50,7 @@ pub(crate) struct Tile<'a> {
 
 /// A tile of one run that packs its vectors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PackingTile<'a> {
+pub struct PackingTile<'a> {
     /// What is computed, with one row of neighbouring scalars.
     pub tile: Tile<'a>,
     /// Where the vectors of the first step go.
@@ -60,26 +60,26 @@ pub(crate) struct PackingTile<'a> {
 }
 
 /// The micro-kernel that packs, for one shape of tile.
-pub(crate) type PackingTileKernel = unsafe fn(&PackingTile<'_>);
+pub type PackingTileKernel = unsafe fn(&PackingTile<'_>);
 
 /// The micro-kernel for one shape of tile.
-pub(crate) type TileKernel = unsafe fn(&Tile<'_>);
+pub type TileKernel = unsafe fn(&Tile<'_>);
 
 /// Transposes any number of rows and columns; see [`Vector::transpose`].
-pub(crate) type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, *const usize);
+pub type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, *const usize);
 
 /// Copies `count` numbers that lie `step` apart into a dense row.
-pub(crate) type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
+pub type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 
 /// Copies rows of `count` numbers: from, its step, to, its step, count, rows.
-pub(crate) type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
+pub type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
 
 /// Copies rows of `count` numbers, and asks for what is so far ahead of each: from, its step, to, its step, count, rows, ahead.
-pub(crate) type RowsAheadKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize, isize);
+pub type RowsAheadKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize, isize);
 
 /// Rows to be copied with zeros before and behind them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PaddedRows {
+pub struct PaddedRows {
     /// The first number.
     pub from: *const f32,
     /// From one row to the next.
@@ -102,7 +102,7 @@ pub(crate) struct PaddedRows {
 
 /// Rows of a depthwise result.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rows {
+pub struct Rows {
     /// The source's numbers that the taps count from.
     pub x: *const f32,
     /// From one row's to the next's.
@@ -118,13 +118,13 @@ pub(crate) struct Rows {
 }
 
 /// The most taps of a [`TapColumn`].
-pub(crate) const MOST_TAPS: usize = 7;
+pub const MOST_TAPS: usize = 7;
 /// The numbers of taps that a [`TapColumn`] may have, the largest first.
-pub(crate) const TAP_COUNTS: [usize; 6] = [MOST_TAPS, 5, 4, 3, 2, 1];
+pub const TAP_COUNTS: [usize; 6] = [MOST_TAPS, 5, 4, 3, 2, 1];
 
 /// Taps of a depthwise filter below each other: each falls where the one before falls from the next row of results.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TapColumn {
+pub struct TapColumn {
     /// Where the first falls, from [`Rows::x`].
     pub offset: usize,
     /// How many: one of [`TAP_COUNTS`].
@@ -134,11 +134,11 @@ pub(crate) struct TapColumn {
 }
 
 /// Depthwise rows: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
-pub(crate) type CorrelateKernel = unsafe fn(&Rows, &[TapColumn], f32);
+pub type CorrelateKernel = unsafe fn(&Rows, &[TapColumn], f32);
 
 /// Neighbouring pixels of a depthwise result, channels together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pixels<'a> {
+pub struct Pixels<'a> {
     /// The source's pixel that the taps of the first count from: not always a valid place itself.
     pub x: *const f32,
     /// From one pixel's to the next's.
@@ -164,11 +164,11 @@ pub(crate) struct Pixels<'a> {
 }
 
 /// Depthwise pixels: `to[c] = bias[c] + Σ w[tap × channels + c] × x[offset + c]` over the taps.
-pub(crate) type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
+pub type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
 
 /// A row of depthwise results, channels together, whose taps are neighbouring pixels.
 #[derive(Debug, Clone)]
-pub(crate) struct PixelRow<'a> {
+pub struct PixelRow<'a> {
     /// The pixels. Taps come by whole rows, in the order of the source; the first of a row says where it falls.
     pub pixels: Pixels<'a>,
     /// Of the pixels that the first row of taps falls on, from its first for the first result on, those that are in the source.
@@ -176,11 +176,11 @@ pub(crate) struct PixelRow<'a> {
 }
 
 /// Depthwise rows of results, those at the edges among them: as [`CorrelateChannelsKernel`], without the taps that are not inside.
-pub(crate) type CorrelateRowKernel = unsafe fn(&PixelRow<'_>);
+pub type CorrelateRowKernel = unsafe fn(&PixelRow<'_>);
 
 /// The gradient's and the source's rows that a depthwise weight gradient sums up.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GradientRows {
+pub struct GradientRows {
     /// The output's gradient.
     pub dy: *const f32,
     /// From one row to the next.
@@ -197,7 +197,7 @@ pub(crate) struct GradientRows {
 
 /// Planes of a depthwise weight gradient with channels together in whole vectors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GradientPlanes {
+pub struct GradientPlanes {
     /// The output's gradient, pixel by pixel.
     pub dy: *const f32,
     /// From one row to the next.
@@ -217,17 +217,17 @@ pub(crate) struct GradientPlanes {
 }
 
 /// The planes' share of a depthwise weight gradient: `sums[tap][c] += Σ dy[i][c] × x[offset(tap) + i][c]` over all pixels.
-pub(crate) type ProductsTogetherKernel = unsafe fn(&GradientPlanes, &[usize], *mut f32);
+pub type ProductsTogetherKernel = unsafe fn(&GradientPlanes, &[usize], *mut f32);
 
 /// The rows' share of a depthwise weight gradient: lane by lane `sums[tap] = Σ dy[i] × x[offset(tap) + i]` over all rows.
-pub(crate) type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
+pub type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 
 /// A depthwise weight gradient's share with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
-pub(crate) type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
+pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
 
 /// A row of a depthwise weight gradient with channels together, whose taps are as far apart as pixels.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GradientLine<'a> {
+pub struct GradientLine<'a> {
     /// The output's gradient, pixel by pixel.
     pub dy: *const f32,
     /// How many pixels.
@@ -250,12 +250,12 @@ pub(crate) struct GradientLine<'a> {
 
 /// The row's share of a depthwise weight gradient: `sums[tap][c] += Σ dy[i][c] × x[tap, i][c]` over the pixels that are valid for the
 /// tap.
-pub(crate) type GradientLineKernel = unsafe fn(&GradientLine<'_>);
+pub type GradientLineKernel = unsafe fn(&GradientLine<'_>);
 
 /// What a weight gradient with pixels in vectors sums up: for every filter and place
 /// `sum += Σ dy[filter × filter_step + i] × x[place + i]` over the numbers of all rows of all images.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PlaneProducts {
+pub struct PlaneProducts {
     /// The packed input.
     pub x: *const f32,
     /// Where channels and taps meet the first result, from `x`.
@@ -283,10 +283,10 @@ pub(crate) struct PlaneProducts {
 }
 
 /// The kernel for one shape of tile.
-pub(crate) type PlaneProductsKernel = unsafe fn(&PlaneProducts);
+pub type PlaneProductsKernel = unsafe fn(&PlaneProducts);
 
 /// Winograd's sums for one element, for one shape of tile.
-pub(crate) type ProductsKernelOfElement = unsafe fn(&Products);
+pub type ProductsKernelOfElement = unsafe fn(&Products);
 
 /// Winograd's sums of a weight gradient for one element, for one shape of tile.
-pub(crate) type GradientProductsKernel = unsafe fn(&GradientProducts);
+pub type GradientProductsKernel = unsafe fn(&GradientProducts);

@@ -1,7 +1,7 @@
 //! The kernel of weight gradients with pixels in vectors on both sides.
 
 use super::PlaneProducts;
-use crate::simd::vector::Vector;
+use crate::vector::Vector;
 
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe.

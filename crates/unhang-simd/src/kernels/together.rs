@@ -1,8 +1,8 @@
 //! Kernels of depthwise convolutions of small planes, whose channels were brought together in whole vectors.
 
 use super::{GradientPlanes, Pixels};
-use crate::simd::geometry::even_parts;
-use crate::simd::vector::Vector;
+use crate::parts::even_parts;
+use crate::vector::Vector;
 
 /// Pixels that are computed together: as many sums as do not wait for each other.
 const TOGETHER: usize = 8;

@@ -4,15 +4,15 @@
 //! on it. Places beyond the source's edges are left out, so that the pixels there are summed together with their neighbours.
 
 use super::PixelRow;
-use crate::simd::vector::Vector;
+use crate::vector::Vector;
 
 /// The pixels that are summed together: whichever covers a row with fewer of them twice.
 const TOGETHER: [usize; 2] = [7, 5];
 
 /// The fewest pixels of a row, and the columns of taps, for which there is a kernel.
-pub(crate) const FEWEST_PIXELS: usize = TOGETHER[1];
+pub const FEWEST_PIXELS: usize = TOGETHER[1];
 /// See [`FEWEST_PIXELS`].
-pub(crate) const TAP_COLUMNS: usize = 3;
+pub const TAP_COLUMNS: usize = 3;
 
 /// # Safety
 /// The features of `V` are on. At every tap, `x` is good for `channels` numbers at the places that are inside, and `w`

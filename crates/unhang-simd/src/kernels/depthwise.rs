@@ -1,8 +1,8 @@
 //! Kernels of depthwise convolutions, but for those of [`super::lines`] and [`super::together`].
 
 use super::{GradientRows, Pixels, Rows, TapColumn};
-use crate::simd::geometry::even_parts;
-use crate::simd::vector::Vector;
+use crate::parts::even_parts;
+use crate::vector::Vector;
 
 /// # Safety
 /// The features of `V` are on. At every tap of every row `x` is good for `count` numbers rounded up to whole vectors,

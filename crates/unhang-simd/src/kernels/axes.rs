@@ -8,22 +8,22 @@
 //! the work. Of the simple fractions that were tried these pairs have about the least errors (`tools/bench-cpu/winograd.py`).
 
 use super::winograd::is_zero;
-use crate::simd::vector::Vector;
+use crate::vector::Vector;
 
 /// Results of a tile without a stride.
-pub(crate) const AXIS_TILE: usize = 4;
+pub const AXIS_TILE: usize = 4;
 /// The most results of a tile.
 pub(super) const MOST_RESULTS: usize = 7;
 /// The most points.
 pub(super) const MOST_POINTS: usize = 10;
 
 /// Results of a tile with this many pairs of points: with a stride of two as many as two taps leave.
-pub(crate) const fn axis_tile(pairs: usize, stride: usize) -> usize {
+pub const fn axis_tile(pairs: usize, stride: usize) -> usize {
     if stride == 1 { AXIS_TILE } else { 2 * pairs + 1 }
 }
 
 /// Pairs of points for this many taps, if there are kernels for them.
-pub(crate) const fn pairs_for(taps: usize) -> Option<usize> {
+pub const fn pairs_for(taps: usize) -> Option<usize> {
     match taps {
         3 | 5 | 7 => Some(taps.div_ceil(2)),
         _ => None,
@@ -32,7 +32,7 @@ pub(crate) const fn pairs_for(taps: usize) -> Option<usize> {
 
 /// Rows of the source to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AxisSource {
+pub struct AxisSource {
     /// Pairs of points.
     pub pairs: usize,
     /// The rows of a tile, as many as there are points.
@@ -47,7 +47,7 @@ pub(crate) struct AxisSource {
 
 /// Filters to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AxisFilters {
+pub struct AxisFilters {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -66,7 +66,7 @@ pub(crate) struct AxisFilters {
 
 /// Sums to be transformed to rows of results.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AxisResults {
+pub struct AxisResults {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -93,7 +93,7 @@ pub(crate) struct AxisResults {
 
 /// Rows of the result's gradient to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AxisGradient {
+pub struct AxisGradient {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.
@@ -110,7 +110,7 @@ pub(crate) struct AxisGradient {
 
 /// Sums to be transformed to a filter's gradient.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AxisTaps {
+pub struct AxisTaps {
     /// Pairs of points.
     pub pairs: usize,
     /// The stride.

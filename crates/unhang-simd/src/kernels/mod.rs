@@ -14,34 +14,34 @@ mod tile;
 mod together;
 mod winograd;
 
-#[cfg(target_arch = "x86_64")]
-use super::vector::{Avx2, Avx512};
-use super::vector::{Portable, Vector};
 use crate::isa::Isa;
-pub(super) use arguments::{
+#[cfg(target_arch = "x86_64")]
+use crate::vector::{Avx2, Avx512};
+use crate::vector::{Portable, Vector};
+pub use arguments::{
     CorrelateChannelsKernel, CorrelateKernel, CorrelateRowKernel, GradientLine, GradientLineKernel, GradientPlanes,
     GradientProductsKernel, GradientRows, MOST_TAPS, PackingTile, PackingTileKernel, PaddedRows, PixelRow, Pixels,
     PlaneProducts, PlaneProductsKernel, ProductsChannelsKernel, ProductsKernel, ProductsKernelOfElement,
     ProductsTogetherKernel, RowKernel, Rows, RowsAheadKernel, RowsKernel, Run, TAP_COUNTS, TapColumn, Tile, TileKernel,
     TransposeKernel,
 };
-pub(super) use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
-pub(super) use pixel_rows::{FEWEST_PIXELS, TAP_COLUMNS};
-pub(super) use winograd::{
+pub use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
+pub use pixel_rows::{FEWEST_PIXELS, TAP_COLUMNS};
+pub use winograd::{
     ELEMENTS, Filters, GradientProducts, MOST_PLACES, PATCH, Products, ResultTiles, SourceTiles, WeightTiles,
 };
 
 /// The most vectors of one tile.
-pub(super) const MAX_VECTORS: usize = 4;
+pub const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
-pub(super) const MAX_SCALARS: usize = 28;
+pub const MAX_SCALARS: usize = 28;
 /// The rows that the scalars of a tile may lie in: the fewest first.
-pub(super) const TILE_ROWS: [usize; 3] = [1, 2, 4];
+pub const TILE_ROWS: [usize; 3] = [1, 2, 4];
 /// The distance of scalars, other than one, that has separate tiles: that of pixels with a full block of channels.
-pub(super) const COMMON_PITCH: usize = 64;
+pub const COMMON_PITCH: usize = 64;
 
 /// The kernels of one instruction set.
-pub(super) struct Kernels {
+pub struct Kernels {
     /// The instruction set.
     pub isa: Isa,
     /// Numbers in a vector.
@@ -122,7 +122,7 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// The kernels of an instruction set, which the machine must have: [`Isa`] is only made where it does.
-    pub(super) fn of(isa: Isa) -> &'static Kernels {
+    pub fn of(isa: Isa) -> &'static Kernels {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &avx512::KERNELS,
@@ -133,8 +133,7 @@ impl Kernels {
     }
 
     /// Kernels that do nothing, of the same shapes: for tests of what else drivers do.
-    #[cfg(test)]
-    pub(super) fn idle(&self) -> Kernels {
+    pub fn idle(&self) -> Kernels {
         fn tiles(_: usize, _: usize, _: usize) -> Option<TileKernel> {
             Some(|_| {})
         }
@@ -181,7 +180,7 @@ impl Kernels {
     }
 
     /// The most scalars in each of this many rows of a tile with that many vectors; none if there is no such tile.
-    pub(super) fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
+    pub fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
         match rows {
             1 | 2 => self.scalars[vectors] / rows,
             4 if vectors == 1 => self.scalars[vectors] / rows,
@@ -193,7 +192,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub(super) fn tile(&self, vectors: usize, rows: usize, scalars: usize, pitch: usize) -> TileKernel {
+    pub fn tile(&self, vectors: usize, rows: usize, scalars: usize, pitch: usize) -> TileKernel {
         let tiles = match pitch {
             1 => self.tiles,
             COMMON_PITCH => self.common_tiles,
@@ -206,7 +205,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub(super) fn streaming_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
+    pub fn streaming_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
         (self.streaming_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 
@@ -214,7 +213,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub(super) fn packing_tile(&self, vectors: usize, scalars: usize) -> PackingTileKernel {
+    pub fn packing_tile(&self, vectors: usize, scalars: usize) -> PackingTileKernel {
         (self.packing_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 
@@ -222,7 +221,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::plane_products_tile`].
-    pub(super) fn plane_products(&self, filters: usize, places: usize) -> PlaneProductsKernel {
+    pub fn plane_products(&self, filters: usize, places: usize) -> PlaneProductsKernel {
         (self.plane_products)(filters, places).expect("the sums fit the registers")
     }
 
@@ -230,7 +229,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::most_scalars`].
-    pub(super) fn element_products(&self, vectors: usize, scalars: usize) -> ProductsKernelOfElement {
+    pub fn element_products(&self, vectors: usize, scalars: usize) -> ProductsKernelOfElement {
         (self.element_products)(vectors, scalars).expect("the tiles fit the registers")
     }
 
@@ -238,7 +237,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::most_scalars`].
-    pub(super) fn gradient_products(&self, vectors: usize, scalars: usize) -> GradientProductsKernel {
+    pub fn gradient_products(&self, vectors: usize, scalars: usize) -> GradientProductsKernel {
         (self.gradient_products)(vectors, scalars).expect("the channels fit the registers")
     }
 }

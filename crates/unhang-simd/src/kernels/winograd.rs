@@ -5,14 +5,14 @@
 //! pairs, which halves the work. All numbers of the transforms of tiles are exact in f32
 //! (`tools/bench-cpu/winograd.py`).
 
-use crate::simd::vector::Vector;
+use crate::vector::Vector;
 
 /// What a tile reads on one axis: as many as there are points, one less than results and taps of the axis together.
-pub(crate) const PATCH: usize = 6;
+pub const PATCH: usize = 6;
 /// Products of a tile for each pair of channels.
-pub(crate) const ELEMENTS: usize = PATCH * PATCH;
+pub const ELEMENTS: usize = PATCH * PATCH;
 /// The most places of taps on an axis.
-pub(crate) const MOST_PLACES: usize = 4;
+pub const MOST_PLACES: usize = 4;
 
 const A: f32 = 0.625;
 const B: f32 = 1.5;
@@ -25,7 +25,7 @@ const OVER_0: f32 = (1.0 / (A as f64 * A as f64 * B as f64 * B as f64)) as f32;
 
 /// Sums over channels for one of the elements: `P` tiles × `VECTORS` vectors of result channels.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Products {
+pub struct Products {
     /// Transformed tiles: vectors of source channels, tile by tile.
     pub x: *const f32,
     /// From one vector of source channels to the next.
@@ -46,7 +46,7 @@ pub(crate) struct Products {
 
 /// Neighbouring tiles of the source to be transformed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SourceTiles {
+pub struct SourceTiles {
     /// The rows of the first tile, of which gradients have fewer.
     pub rows: [*const f32; PATCH],
     /// Rows and columns of a tile.
@@ -69,7 +69,7 @@ pub(crate) struct SourceTiles {
 
 /// Filters to be transformed, result channels in a vector.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Filters {
+pub struct Filters {
     /// The taps, row by row, each with all source channels.
     pub from: *const f32,
     /// Taps of an axis.
@@ -86,7 +86,7 @@ pub(crate) struct Filters {
 
 /// Neighbouring tiles of sums to be transformed to results, one vector of result channels.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ResultTiles {
+pub struct ResultTiles {
     /// The first element of the first tile; the next tile's follows it.
     pub from: *const f32,
     /// Rows and columns of a tile.
@@ -111,7 +111,7 @@ pub(crate) struct ResultTiles {
 
 /// Sums over tiles for one of the elements: `P` source channels × `VECTORS` vectors of result channels.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GradientProducts {
+pub struct GradientProducts {
     /// Transformed tiles of the source: the first channel, in vectors tile by tile.
     pub x: *const f32,
     /// Transformed tiles of the gradient: a vector of result channels, tile by tile.
@@ -130,7 +130,7 @@ pub(crate) struct GradientProducts {
 
 /// Sums to be transformed to the gradient of filters, one vector of result channels.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WeightTiles {
+pub struct WeightTiles {
     /// The first element of the first source channel.
     pub from: *const f32,
     /// From one source channel to the next.

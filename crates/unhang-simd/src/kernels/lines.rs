@@ -5,8 +5,8 @@
 //! its pixels lie too far apart for the processor to foresee them.
 
 use super::GradientLine;
-use crate::simd::geometry::even_parts;
-use crate::simd::vector::Vector;
+use crate::parts::even_parts;
+use crate::vector::Vector;
 
 /// The numbers of neighbouring columns of taps that are summed together, the largest first.
 const COLUMNS_TOGETHER: [usize; 4] = [7, 5, 3, 1];

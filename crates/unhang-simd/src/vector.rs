@@ -1,6 +1,6 @@
 //! Vectors of f32: one trait, and its AVX-512, AVX2 and portable forms.
 //!
-//! Every method is inlined into a function that carries the target features (see [`super::kernels`]). Outside of one
+//! Every method is inlined into a function that carries the target features (see [`crate::kernels`]). Outside of one
 //! none may be called, because the processor may lack the instructions. That is the one safety condition they share,
 //! together with: pointers are good for the lanes that a method reads or writes.
 
@@ -10,7 +10,7 @@
 use std::arch::x86_64::*;
 
 /// A vector of f32.
-pub(super) trait Vector: Copy {
+pub(crate) trait Vector: Copy {
     /// Numbers in it.
     const LANES: usize;
     /// How many the registers hold.
@@ -77,7 +77,7 @@ pub(super) trait Vector: Copy {
 
 /// Eight numbers in an array: what the compiler makes of them without any target feature.
 #[derive(Clone, Copy)]
-pub(super) struct Portable([f32; 8]);
+pub(crate) struct Portable([f32; 8]);
 
 impl Vector for Portable {
     const LANES: usize = 8;
@@ -187,7 +187,7 @@ impl Vector for Portable {
 /// Sixteen numbers: AVX-512 F.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(__m512);
+pub(crate) struct Avx512(__m512);
 
 #[cfg(target_arch = "x86_64")]
 impl Avx512 {
@@ -339,7 +339,7 @@ impl Vector for Avx512 {
 /// Eight numbers: AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256);
+pub(crate) struct Avx2(__m256);
 
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {

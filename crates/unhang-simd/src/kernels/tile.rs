@@ -1,7 +1,7 @@
 //! The micro-kernel.
 
 use super::{PackingTile, Tile};
-use crate::simd::vector::Vector;
+use crate::vector::Vector;
 
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers of the tile are good for what its fields describe.

@@ -26,7 +26,7 @@ pub use name::EngineName;
 pub use operands::{Elements, ElementsMut, Operands};
 pub use reference::Reference;
 pub use tiled::Tiled;
-pub use tuned::Tuned;
+pub use tuned::{Tuned, TunedProblem};
 pub use verdict::Verdict;
 pub use volume::run_volume;
 

@@ -1,12 +1,61 @@
 //! Measurements of an engine's different ways to compute one problem.
 
-use unhang_conv::Problem;
+use std::fmt;
+use std::str::FromStr;
+
+use unhang_conv::{KeyError, Problem};
+
+/// What is computed in several ways.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TunedProblem {
+    /// A convolution.
+    Convolution(Problem),
+    /// Another operation: its family, a space, and its sizes, strides and types.
+    Operation(String),
+}
+
+impl TunedProblem {
+    /// The convolution, if it is one.
+    pub fn convolution(&self) -> Option<&Problem> {
+        match self {
+            TunedProblem::Convolution(problem) => Some(problem),
+            TunedProblem::Operation(_) => None,
+        }
+    }
+}
+
+impl From<Problem> for TunedProblem {
+    fn from(problem: Problem) -> TunedProblem {
+        TunedProblem::Convolution(problem)
+    }
+}
+
+impl fmt::Display for TunedProblem {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TunedProblem::Convolution(problem) => problem.fmt(to),
+            TunedProblem::Operation(name) => name.fmt(to),
+        }
+    }
+}
+
+impl FromStr for TunedProblem {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<TunedProblem, KeyError> {
+        // No convolution's key has a space.
+        if text.contains(' ') {
+            return Ok(TunedProblem::Operation(text.to_owned()));
+        }
+        text.parse().map(TunedProblem::Convolution)
+    }
+}
 
 /// The fastest measured way to compute a problem on a device, and the one that the model would have chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuned {
     /// The problem.
-    pub problem: Problem,
+    pub problem: TunedProblem,
     /// The device, by name and chip. A measurement on one says nothing about another.
     pub device: String,
     /// Identifies the kernels' sources. With other kernels the measurement is out of date.

@@ -175,7 +175,7 @@ fn line(record: &Record, private: &Private) -> Option<Line> {
 }
 
 /// A tuning as a line that [`read`] accepts, if possible. Devices and compilers are recognised by their names, so a
-/// tuning whose names would need changes is not exported.
+/// tuning whose names would need changes is not exported. Those of other operations than convolutions stay at home.
 fn tuning_line(tuning: &Tuning, private: &Private) -> Option<TuningLine> {
     let tuned = &tuning.tuned;
     let line = TuningLine {
@@ -216,7 +216,7 @@ fn check_tuning(line: &TuningLine) -> Result<Tuning, String> {
     }
     check_time(line.unix_seconds)?;
     let tuned = Tuned {
-        problem,
+        problem: problem.into(),
         device: line.device.clone(),
         kernels: line.kernels.clone(),
         compiler: line.compiler.clone(),

@@ -146,7 +146,7 @@ proptest! {
 
 fn tuning() -> Tuning {
     let tuned = Tuned {
-        problem: sample().problem,
+        problem: sample().problem.into(),
         device: "AMD Radeon RX 5600 XT (gfx1010, 36 units)".to_owned(),
         kernels: "0123456789abcdef".to_owned(),
         compiler: "hiprtc 9.0 (libamdhip64.so.5.2.21153, build a46ece8ed3f1)".to_owned(),
@@ -162,14 +162,32 @@ fn tuning() -> Tuning {
     Tuning { tuned, source: RecordSource::Run, unix_seconds: 1_770_768_000 }
 }
 
+fn of_an_operation() -> Tuning {
+    let mut it = tuning();
+    it.tuned.problem = "pooling (Key { backward: false }, [None])".parse().unwrap();
+    it
+}
+
+#[test]
+fn an_operation_that_is_no_convolution_is_kept_beside_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path());
+    store.keep_tuning(tuning());
+    store.keep_tuning(of_an_operation());
+    assert!(store.flush(std::time::Duration::from_secs(10)));
+    assert_eq!(store.tunings(), [tuning(), of_an_operation()]);
+    assert_eq!(of_an_operation().tuned.problem.convolution(), None);
+}
+
 #[test]
 fn tunings_travel_as_hints_and_rehearsals_stay_at_home() {
     let rehearsed = Tuning { source: RecordSource::Rehearsal, ..tuning() };
     let mut private = tuning();
     private.tuned.device = "card of /home/kevin/machine".to_owned();
     let mut file = Vec::new();
-    let written = exchange::write(&[], &[tuning(), rehearsed, private], &Private::default(), &mut file).unwrap();
-    assert_eq!((written.written, written.tunings, written.left_out), (0, 1, 2));
+    let all = [tuning(), rehearsed, private, of_an_operation()];
+    let written = exchange::write(&[], &all, &Private::default(), &mut file).unwrap();
+    assert_eq!((written.written, written.tunings, written.left_out), (0, 1, 3));
     let text = String::from_utf8(file).unwrap();
     assert!(!text.contains("kevin"), "{text}");
     let read = exchange::read(text.as_bytes()).unwrap();

@@ -245,7 +245,7 @@ fn a_version_1_file_is_brought_up_to_date() {
 
 fn tuning(size: usize, source: RecordSource, choice: &str) -> Tuning {
     let tuned = Tuned {
-        problem: problem(size),
+        problem: problem(size).into(),
         device: "a card (gfx1010, 36 units)".into(),
         kernels: "4f1c".into(),
         compiler: "hiprtc 5.2".into(),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use unhang_conv::Problem;
-use unhang_engine::{EngineName, Tuned, Unsupported};
+use unhang_engine::{EngineName, Tuned, TunedProblem, Unsupported};
 use unhang_isa::Chip;
 
 use crate::cache::{Cache, Key};
@@ -172,6 +172,8 @@ pub struct GpuEngine {
     preferred: Mutex<HashMap<Problem, Choice>>,
     /// Others' measurements: used where nothing was measured here.
     hinted: Mutex<HashMap<Problem, Choice>>,
+    /// The ways of other operations that were measured to be the fastest, by what they are kept under.
+    ways: Mutex<HashMap<String, String>>,
     /// The kernel families that may run; `None` for all of them.
     allowed: Mutex<Option<BTreeSet<String>>>,
     most_kernels: usize,
@@ -208,6 +210,7 @@ impl GpuEngine {
             prepared: Mutex::default(),
             preferred: Mutex::default(),
             hinted: Mutex::default(),
+            ways: Mutex::default(),
             allowed: Mutex::default(),
             most_kernels: MOST_KERNELS,
             identity: OnceLock::new(),
@@ -298,13 +301,34 @@ impl GpuEngine {
     /// Others' measurements are hints: they are measured again here if tuning is enabled, and never make results less
     /// exact.
     pub fn take_tuning(&self, tuned: &Tuned, imported: bool) -> bool {
-        let Ok(choice) = tuned.choice.parse::<Choice>() else { return false };
-        if !is_current(tuned, &*self.driver) || (imported && matches!(choice, Choice::HalfGemm { .. })) {
+        if !is_current(tuned, &*self.driver) {
             return false;
         }
-        let choices = if imported { &self.hinted } else { &self.preferred };
-        lock(choices).insert(tuned.problem.clone(), choice);
-        true
+        match (&tuned.problem, tuned.choice.parse::<Choice>()) {
+            (TunedProblem::Convolution(problem), Ok(choice)) => {
+                let is_taken = !imported || !matches!(choice, Choice::HalfGemm { .. });
+                let choices = if imported { &self.hinted } else { &self.preferred };
+                if is_taken {
+                    lock(choices).insert(problem.clone(), choice);
+                }
+                is_taken
+            }
+            (TunedProblem::Operation(name), _) if !imported => {
+                self.prefer_way(name.clone(), tuned.choice.clone());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes the way of an operation that was measured to be the fastest, by what that is kept under.
+    pub fn prefer_way(&self, name: String, way: String) {
+        lock(&self.ways).insert(name, way);
+    }
+
+    /// That way, if it was measured here or in an earlier process.
+    pub fn preferred_way(&self, name: &str) -> Option<String> {
+        lock(&self.ways).get(name).cloned()
     }
 
     /// The choice for a problem: the preferred one, else the model's first.

@@ -1,5 +1,7 @@
 //! The launches of an operation other than a convolution: kernels, one after the other, on the operation's memory.
 
+use std::fmt;
+
 use crate::driver::Function;
 use crate::shapes::Shape;
 use crate::sources::Kernel;
@@ -7,6 +9,44 @@ use crate::{GpuEngine, GpuError};
 
 /// Threads of a workgroup.
 pub(crate) const THREADS: u32 = 256;
+
+/// How an operation is divided among workgroups and threads. Every way has the same kernels and gives the same results,
+/// apart from rounding. An operation uses what it has of this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// The units of a workgroup, as a power of two: the more of them, the fewer threads each has.
+    pub lane_bits: u32,
+    /// The parts of a unit's elements, a workgroup each.
+    pub chunks: usize,
+    /// Whether four neighbours are read at once, if they lie so.
+    pub in_quads: bool,
+    /// The order of threads. In a reduction neighbours share a unit; in a pooling they have neighbouring channels.
+    pub along: bool,
+}
+
+impl Way {
+    /// It and the ways next to it, the most promising first.
+    pub fn near(self) -> [Way; 7] {
+        let in_chunks = |chunks| Way { chunks, ..self };
+        let with_lanes = |lane_bits| Way { lane_bits, ..self };
+        [
+            self,
+            in_chunks(2 * self.chunks),
+            in_chunks(self.chunks.div_ceil(2)),
+            with_lanes((self.lane_bits + 2).min(THREADS.ilog2())),
+            with_lanes(self.lane_bits.saturating_sub(2)),
+            Way { along: !self.along, ..self },
+            Way { in_quads: false, ..self },
+        ]
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Way { lane_bits, chunks, in_quads, along } = *self;
+        write!(to, "lanes:{}:parts:{chunks}:fours:{}:along:{}", 1 << lane_bits, in_quads as u8, along as u8)
+    }
+}
 
 /// One launch.
 #[derive(Debug, Clone, PartialEq)]

@@ -68,4 +68,4 @@ mod workshop;
 pub use engine::{DevicePointers, GpuEngine, GpuSettings, Prepared, Request, Timing};
 pub use error::GpuError;
 pub use from_host::FromHost;
-pub use launches::{Launches, LoadedLaunches};
+pub use launches::{Launches, LoadedLaunches, Way};

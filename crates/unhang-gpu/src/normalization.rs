@@ -6,7 +6,7 @@ pub use definition::{Activation, ActivationKind, Affine, Gradients, Normalizatio
 
 use unhang_conv::DataType;
 
-use crate::launches::{Launches, Stage};
+use crate::launches::{Launches, Stage, Way};
 use crate::plan::MAX_GRID_YZ;
 use crate::plan_parts::checked_ints;
 use crate::shapes::{Divisor, NormalizationShape};
@@ -153,6 +153,28 @@ impl Task {
     /// The launches. With `in_chunks`, units are divided among as many workgroups as `compute_units` need, which takes a
     /// workspace; without it none is used. `None` if elements cannot be counted in 31 bits.
     pub fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches> {
+        self.launches_by(in_chunks, self.way(compute_units))
+    }
+
+    /// How it is divided, unless another way was measured to be faster.
+    pub fn way(&self, compute_units: usize) -> Way {
+        let (units, count) = (self.sizes.units(), self.sizes.count());
+        // Neighbours in memory are units, unless they are elements of one unit: then all threads share it.
+        let along_elements = if count == self.sizes.batch { self.x.image } else { self.x.pixel };
+        let is_by_pixel = self.sizes.per_activation && self.sizes.pixels > 1;
+        let along_units = if is_by_pixel { self.x.pixel } else { self.x.channel };
+        let lane_bits = if along_units == 1 && units > 1 && along_elements != 1 { LANE_BITS } else { 0 };
+        let groups = units.div_ceil(1 << lane_bits);
+        let work = (count << lane_bits).div_ceil(LEAST_ELEMENTS);
+        let chunks = match self.operation {
+            Operation::Apply => work,
+            _ => (WORKGROUPS_A_UNIT * compute_units.max(1)).div_ceil(groups).min(work).min(MOST_CHUNKS),
+        };
+        Way { lane_bits, chunks, in_quads: lane_bits == 0 && self.has_quads(), along: false }
+    }
+
+    /// The launches, divided in a way.
+    pub fn launches_by(&self, in_chunks: bool, way: Way) -> Option<Launches> {
         let sizes = &self.sizes;
         let (units, count) = (sizes.units(), sizes.count());
         for strides in [self.x, self.y, self.z] {
@@ -165,19 +187,12 @@ impl Task {
         }
         // Threads look for elements a little beyond the last one.
         (sizes.elements() < i32::MAX as usize - (1 << 16)).then_some(())?;
-        // Neighbours in memory are units, unless they are elements of one unit: then all threads share it.
-        let along_elements = if count == sizes.batch { self.x.image } else { self.x.pixel };
-        let along_units = if sizes.per_activation && sizes.pixels > 1 { self.x.pixel } else { self.x.channel };
-        let lane_bits = if along_units == 1 && units > 1 && along_elements != 1 { LANE_BITS } else { 0 };
+        let lane_bits = way.lane_bits;
         let groups = units.div_ceil(1 << lane_bits);
-        let work = (count << lane_bits).div_ceil(LEAST_ELEMENTS);
-        let chunks = match self.operation {
-            Operation::Apply => work.min(MAX_GRID_YZ as usize),
-            _ if in_chunks => (WORKGROUPS_A_UNIT * compute_units.max(1)).div_ceil(groups).min(work).min(MOST_CHUNKS),
-            _ => 1,
-        };
-        let in_quads = lane_bits == 0 && self.has_quads();
-        let per_chunk = count.div_ceil(chunks.max(1)).next_multiple_of(if in_quads { 4 } else { 1 });
+        let is_divided = in_chunks || self.operation == Operation::Apply;
+        let chunks = if is_divided { way.chunks.clamp(1, MAX_GRID_YZ as usize) } else { 1 };
+        let in_quads = way.in_quads && self.has_quads();
+        let per_chunk = count.div_ceil(chunks).next_multiple_of(if in_quads { 4 } else { 1 });
         let chunks = count.div_ceil(per_chunk);
         let part = (2 * chunks * units * if self.data_type == DataType::F64 { 8 } else { 4 }) as u64;
         let (moments, sums) = match self.operation {

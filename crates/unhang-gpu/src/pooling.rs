@@ -6,7 +6,7 @@ pub use definition::{Pooling, PoolingKind};
 
 use unhang_conv::DataType;
 
-use crate::launches::{Launches, Stage, THREADS};
+use crate::launches::{Launches, Stage, THREADS, Way};
 use crate::plan_parts::checked_ints;
 use crate::shapes::{Divisor, PoolingAxis, PoolingShape};
 use crate::sources::{Kernel, SourceFile};
@@ -88,6 +88,17 @@ impl From<[u64; 3]> for Buffers {
 impl Task {
     /// The launch; `None` if elements cannot be counted with 31 bits.
     pub fn launches(&self) -> Option<Launches> {
+        self.launches_by(self.way())
+    }
+
+    /// The order of its threads, unless another one was measured to be faster: that of the result in memory.
+    pub fn way(&self) -> Way {
+        let result = if self.backward { self.x } else { self.y };
+        Way { lane_bits: 0, chunks: 1, in_quads: false, along: result[1] == 1 }
+    }
+
+    /// The launch with threads in that order.
+    pub fn launches_by(&self, way: Way) -> Option<Launches> {
         let sizes = &self.sizes;
         for (space, strides) in [(sizes.input, self.x), (sizes.output, self.y)] {
             let all = [sizes.batch, sizes.channels, space[0], space[1], space[2]];
@@ -104,7 +115,7 @@ impl Task {
             (true, true) => "pooling_largest_backward",
             (false, true) => "pooling_mean_backward",
         };
-        let shape = self.shape()?;
+        let shape = self.shape(way)?;
         let stage = Stage {
             kernel: Kernel::of_type(SourceFile::Pooling, entry, self.data_type),
             grid: [(shape.elements as u32).div_ceil(THREADS), 1, 1],
@@ -114,7 +125,7 @@ impl Task {
         Some(Launches { stages: vec![stage], workspace_bytes: 0 })
     }
 
-    fn shape(&self) -> Option<PoolingShape> {
+    fn shape(&self, way: Way) -> Option<PoolingShape> {
         let int = |number: usize| i32::try_from(number).ok();
         let sizes = &self.sizes;
         let [_, height, width] = if sizes.index_in_window { sizes.window } else { sizes.input };
@@ -135,14 +146,14 @@ impl Task {
                 by_stride: Divisor::new(stride),
             })
         };
-        let ([depth, height, width], strides, each) =
-            if self.backward { (sizes.input, self.x, ROW_ELEMENTS) } else { (sizes.output, self.y, 1) };
+        let ([depth, height, width], each) =
+            if self.backward { (sizes.input, ROW_ELEMENTS) } else { (sizes.output, 1) };
         // Threads of a row.
         let across = width.div_ceil(each);
         int(sizes.window[0].checked_mul(places[0])?)?;
         Some(PoolingShape {
             elements: int(sizes.batch * sizes.channels * depth * height * across)?,
-            channels_last: i32::from(strides[1] == 1 && sizes.channels > 1 && depth * height * width > 1),
+            channels_last: i32::from(way.along && sizes.channels > 1 && depth * height * width > 1),
             by_channels: Divisor::new(sizes.channels),
             by_depth: Divisor::new(depth),
             by_height: Divisor::new(height),

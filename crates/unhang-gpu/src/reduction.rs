@@ -6,7 +6,7 @@ pub use definition::ReductionKind;
 
 use unhang_conv::DataType;
 
-use crate::launches::{Launches, Stage, THREADS};
+use crate::launches::{Launches, Stage, THREADS, Way};
 use crate::plan_parts::{checked_ints, divisors};
 use crate::shapes::{ReductionShape, Shape};
 use crate::sources::{Kernel, SourceFile, type_number};
@@ -180,6 +180,11 @@ impl Task {
     /// The launches. With `in_chunks`, units are divided among as many workgroups as `compute_units` need, which takes a
     /// workspace; without it none is used. `None` if elements cannot be counted in 31 bits, or sums must be exact.
     pub fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches> {
+        self.launches_by(in_chunks, self.way(compute_units))
+    }
+
+    /// The launches, divided in a way.
+    pub fn launches_by(&self, in_chunks: bool, way: Way) -> Option<Launches> {
         let (units, count) = (self.units(), self.count());
         let countable = self.spans()?.into_iter().all(|span| span < i32::MAX as usize);
         // Threads look for elements a little beyond the last one.
@@ -188,7 +193,7 @@ impl Task {
         let is_found = self.kind.is_extreme() && self.factors == [1.0, 0.0];
         let fits = countable && few && (!self.in_double || self.data_type == DataType::F64 || is_found);
         fits.then_some(())?;
-        let division = self.division(in_chunks, compute_units);
+        let division = self.division(in_chunks, way);
         let shape = self.shape(&division)?;
         let entries = match self.kind.is_extreme() {
             true => ["reduction_extreme", "reduction_extreme_of_parts"],
@@ -213,12 +218,11 @@ impl Task {
         Some(Launches { stages, workspace_bytes })
     }
 
-    fn division(&self, in_chunks: bool, compute_units: usize) -> Division {
+    /// How it is divided, unless another way was measured to be faster.
+    pub fn way(&self, compute_units: usize) -> Way {
         let (units, count) = (self.units(), self.count());
         let step = |axes: &[Axis]| axes.iter().filter(|axis| axis.size > 1).map(|axis| axis.x).min();
         let rows_first = step(&self.reduced).is_some_and(|reduced| step(&self.kept).is_none_or(|kept| reduced <= kept));
-        let in_quads = self.has_quads();
-        let fours = if in_quads { 4 } else { 1 };
         let most_groups = WORKGROUPS_A_COMPUTE_UNIT * compute_units.max(1);
         // Threads that a unit's elements keep busy, unless its neighbours are read with it. Merging what threads have
         // takes time too: where there are many units, few threads serve each.
@@ -233,8 +237,15 @@ impl Task {
         let groups = units.div_ceil(1 << lane_bits);
         let work = (count << lane_bits).div_ceil(LEAST_ELEMENTS);
         let chunks = (most_groups / groups.max(1)).min(work).clamp(1, MOST_CHUNKS);
-        let per_chunk = if in_chunks { count.div_ceil(chunks) } else { count }.next_multiple_of(fours);
-        Division { lane_bits, rows_first, in_quads, chunks: count.div_ceil(per_chunk), per_chunk }
+        Way { lane_bits, chunks, in_quads: self.has_quads(), along: rows_first }
+    }
+
+    fn division(&self, in_chunks: bool, way: Way) -> Division {
+        let (count, in_quads) = (self.count(), way.in_quads && self.has_quads());
+        let per_chunk = count.div_ceil(if in_chunks { way.chunks } else { 1 });
+        let per_chunk = per_chunk.next_multiple_of(if in_quads { 4 } else { 1 });
+        let chunks = count.div_ceil(per_chunk);
+        Division { lane_bits: way.lane_bits, rows_first: way.along, in_quads, chunks, per_chunk }
     }
 
     /// Whether four neighbouring elements of a unit are neighbours in memory, at multiples of four elements.

@@ -8,7 +8,7 @@ pub(crate) mod filing;
 pub use filing::{device, is_current, kernels};
 
 use unhang_conv::Problem;
-use unhang_engine::Tuned;
+use unhang_engine::{Tuned, TunedProblem};
 
 use crate::candidates::Candidate;
 use crate::choice::Choice;
@@ -39,12 +39,12 @@ impl Times {
 
 /// What was measured of a problem, for the evidence. The first of the times is the model's choice; none without times, or
 /// where the winner is not among them.
-pub fn tuned(problem: &Problem, driver: &dyn Driver, times: &[Times], winner: &str, detail: &str) -> Option<Tuned> {
+pub fn tuned(problem: TunedProblem, driver: &dyn Driver, times: &[Times], winner: &str, detail: &str) -> Option<Tuned> {
     let description = driver.description();
     let (first, best) = (times.first()?, times.iter().find(|it| it.choice == winner)?);
     let (seconds, spread) = best.median_and_spread();
     Some(Tuned {
-        problem: problem.clone(),
+        problem,
         device: device(description),
         kernels: kernels(),
         compiler: driver.compiler().version(),

@@ -12,7 +12,8 @@ use unhang_miopen_api::{
 };
 use unhang_probe::canary::Families;
 use unhang_session::{
-    Decision, Device, Face, Failure, NotComputed, Planned, Session, Subject, Watchdog, say_once as say,
+    Decision, Device, Face, Failure, NotComputed, Operation, Planned, Session, Subject, Watchdog, compute,
+    say_once as say, tune_operation,
 };
 
 use crate::describe::{Call, Described};
@@ -138,15 +139,18 @@ pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
 }
 
 /// Computes something other than a convolution on the process's device and the handle's stream, and watches it. `None`
-/// if it is left to the real library. The caller gives its name in words, and that of its kernel family.
-pub(crate) fn on_device(
+/// if it is left to the real library.
+///
+/// # Safety
+/// Memory as the operation says.
+pub(crate) unsafe fn operate<O: Operation>(
     process: &Process,
     real: &Real,
     handle: Opaque,
-    what: &str,
-    family: &str,
-    compute: impl FnOnce(&Device, u64) -> Result<(), Failure>,
+    operation: &O,
+    at: &O::Buffers,
 ) -> Option<Status> {
+    let what = O::NAME;
     let left = |reason: String| say(&format!("a {what} is left to MIOpen: {reason}"));
     let device = process.device_now().map_err(left).ok()?;
     // The canaries, once.
@@ -154,8 +158,11 @@ pub(crate) fn on_device(
         process.situation(&device);
     }
     let Some(stream) = stream_of(real, handle) else { return Some(BAD_PARAMETER) };
-    let subject = || subject_of(process, &device, what, family);
-    match process.watched(|| Some(stream), subject, || compute(&device, stream)) {
+    tune_operation(process, &device, operation, at, stream);
+    let subject = || subject_of(process, &device, what, O::FAMILY);
+    // SAFETY: the caller's promise.
+    let run = || unsafe { compute(process.session(), &device, operation, at, stream) };
+    match process.watched(|| Some(stream), subject, run) {
         Ok(()) => Some(SUCCESS),
         Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
             left(reason);

@@ -17,7 +17,7 @@ use unhang_session::{Decision, Failure, Normalizing, Planned, say_once as say};
 
 use crate::calls::{answer, guarded};
 use crate::describe::{Described, Tensor, Window, read_tensor};
-use crate::face::{Memory, Process, decide_described, execute_beside, process};
+use crate::face::{Memory, Process, decide_described, execute_beside, operate, process};
 use crate::normalization::{self, SPATIAL};
 use crate::real::{self, Real};
 
@@ -272,7 +272,7 @@ impl Execution {
     /// As [`Execution::convolve`].
     unsafe fn normalized(&self, process: &Process, what: &Normalizing, at: &Buffers) -> Status {
         // SAFETY: the caller's promise.
-        unsafe { normalization::compute(process, self.real, self.handle, what, at) }.unwrap_or(NOT_IMPLEMENTED)
+        unsafe { operate(process, self.real, self.handle, what, at) }.unwrap_or(NOT_IMPLEMENTED)
     }
 
     /// Computes a plan in parts. `None` if that is the real library's.

@@ -2,13 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use unhang_gpu::normalization::{Activation, ActivationKind, Buffers, FAMILY, Operation};
+use unhang_gpu::normalization::{Activation, ActivationKind, Buffers, Operation};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
 use unhang_session::Normalizing;
 
 use crate::calls::guarded;
 use crate::describe::{Tensor, read_tensor};
-use crate::face::{Process, on_device, process};
+use crate::face::{operate, process};
 use crate::real::{self, Real};
 
 /// `miopenBNPerActivation` of `miopenBatchNormMode_t`.
@@ -73,23 +73,6 @@ pub(crate) fn read_activation(real: &Real, descriptor: Opaque) -> Option<Activat
     (status == SUCCESS).then_some(Activation { kind, alpha, beta, gamma })
 }
 
-/// Computes a normalisation; `None` if it is left to the real library.
-///
-/// # Safety
-/// Memory as the description says.
-pub(crate) unsafe fn compute(
-    process: &Process,
-    real: &Real,
-    handle: Opaque,
-    what: &Normalizing,
-    at: &Buffers,
-) -> Option<Status> {
-    // SAFETY: the caller's promise.
-    on_device(process, real, handle, "batch normalisation", FAMILY, |device, stream| unsafe {
-        unhang_session::compute(process.session(), device, what, at, stream)
-    })
-}
-
 impl Call {
     /// `None` if it is the real library's.
     ///
@@ -115,7 +98,7 @@ impl Call {
         let what = describe(self.operation, self.mode, tensors, parameters, activation)?;
         let what = Normalizing { epsilon: self.epsilon, momentum: self.momentum, ..what };
         // SAFETY: the caller's promise.
-        unsafe { compute(process, real, self.handle, &what, &self.at) }
+        unsafe { operate(process, real, self.handle, &what, &self.at) }
     }
 
     /// Whether all required operands are present, and the scalars are those of a plain normalisation: MIOpen supports

@@ -2,13 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Pooling, PoolingKind, Task};
+use unhang_gpu::pooling::{Buffers, IndexType, Pooling, PoolingKind, Task};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
-use unhang_session::compute;
 
 use crate::calls::guarded;
 use crate::describe::{Tensor, read_tensor};
-use crate::face::{on_device, process};
+use crate::face::{operate, process};
 use crate::real::{self, Real};
 
 /// `miopenPoolingMode_t`, in its order.
@@ -129,9 +128,7 @@ impl Call {
         let [from, to] = self.memory.map(|it| it as u64);
         let at = Buffers { from, to, indices: if keeps_indices { place as u64 } else { 0 } };
         // SAFETY: the caller's promise.
-        on_device(process, real, self.handle, "pooling", FAMILY, |device, stream| unsafe {
-            compute(process.session(), device, &task, &at, stream)
-        })
+        unsafe { operate(process, real, self.handle, &task, &at) }
     }
 }
 

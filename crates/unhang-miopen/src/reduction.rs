@@ -3,13 +3,12 @@
 use std::ffi::{c_int, c_void};
 
 use unhang_conv::DataType;
-use unhang_gpu::reduction::{AXES, Axis, Buffers, FAMILY, INDEX_BYTES, ReductionKind, Task};
+use unhang_gpu::reduction::{AXES, Axis, Buffers, INDEX_BYTES, ReductionKind, Task};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status, data_type_of};
-use unhang_session::compute;
 
 use crate::calls::guarded;
 use crate::describe::read_axes;
-use crate::face::{on_device, process};
+use crate::face::{operate, process};
 use crate::real::{self, Real};
 
 /// `MIOPEN_PROPAGATE_NAN`.
@@ -136,9 +135,7 @@ impl Call {
         let [x, y] = self.memory.map(|it| it as u64);
         let at = Buffers { x, y, indices: if what.with_indices { place as u64 } else { 0 } };
         // SAFETY: the caller's promise.
-        on_device(process, real, self.handle, "reduction", FAMILY, |device, stream| unsafe {
-            compute(process.session(), device, &task, &at, stream)
-        })
+        unsafe { operate(process, real, self.handle, &task, &at) }
     }
 }
 

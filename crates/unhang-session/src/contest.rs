@@ -1,12 +1,13 @@
-//! Finds the fastest of several kernels for a convolution: the contestants, their turns, and the winner.
+//! Finds the fastest of several kernels for a convolution, or ways of another operation: the contestants, their turns, and the winner.
 //!
 //! Nothing is launched here. Torch's face asks for a round at each call and reads its times at the next one. MIOpen's
 //! boundary and `unhang bench --tune` run one round after the other. Whatever goes wrong, the model's choice stays.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use unhang_conv::Problem;
-use unhang_engine::Tuned;
+use unhang_engine::{Tuned, TunedProblem};
 use unhang_evidence::{Realm, RecordSource, Store, Tuning, time};
 use unhang_gpu::GpuEngine;
 use unhang_gpu::choice::Choice;
@@ -73,13 +74,13 @@ enum Standing {
 }
 
 #[derive(Debug)]
-struct Entrant {
-    choice: Choice,
+struct Entrant<C> {
+    choice: C,
     seconds: Vec<f64>,
     standing: Standing,
 }
 
-impl Entrant {
+impl<C: Display> Entrant<C> {
     fn times(&self) -> Times {
         Times { choice: self.choice.to_string(), seconds: self.seconds.clone() }
     }
@@ -91,18 +92,18 @@ impl Entrant {
 
 /// One round: the turns in order, and how many runs each turn times.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Round {
+pub struct Round<C = Choice> {
     /// Who takes part.
-    pub turns: Vec<Choice>,
+    pub turns: Vec<C>,
     /// Runs in a turn, after one that warms up.
     pub repeats: u32,
 }
 
-/// The candidates for one convolution on one device, the model's choice first, and what they took so far.
+/// The candidates for one problem on one device, the model's choice first, and what they took so far.
 #[derive(Debug)]
-pub struct Contest {
+pub struct Contest<C = Choice> {
     effort: Effort,
-    entrants: Vec<Entrant>,
+    entrants: Vec<Entrant<C>>,
     failures: Vec<String>,
     rounds: u32,
     repeats: u32,
@@ -110,13 +111,6 @@ pub struct Contest {
 }
 
 impl Contest {
-    /// A contest of these choices.
-    pub fn new(effort: Effort, choices: impl IntoIterator<Item = Choice>) -> Contest {
-        let entrant = |choice| Entrant { choice, seconds: Vec::new(), standing: Standing::Contender };
-        let entrants = choices.into_iter().map(entrant).collect();
-        Contest { effort, entrants, failures: Vec::new(), rounds: 0, repeats: 1, spent: 0.0 }
-    }
-
     /// A contest of the candidates worth measuring within that many bytes of workspace. Those that hung or were wrong
     /// in an earlier measurement are left out.
     pub fn of_candidates(
@@ -135,15 +129,24 @@ impl Contest {
         }
         contest
     }
+}
+
+impl<C: Copy + PartialEq + Display> Contest<C> {
+    /// A contest of these choices.
+    pub fn new(effort: Effort, choices: impl IntoIterator<Item = C>) -> Contest<C> {
+        let entrant = |choice| Entrant { choice, seconds: Vec::new(), standing: Standing::Contender };
+        let entrants = choices.into_iter().map(entrant).collect();
+        Contest { effort, entrants, failures: Vec::new(), rounds: 0, repeats: 1, spent: 0.0 }
+    }
 
     /// Those that may still win.
-    pub fn contenders(&self) -> Vec<Choice> {
+    pub fn contenders(&self) -> Vec<C> {
         let contenders = self.entrants.iter().filter(|it| it.standing == Standing::Contender);
         contenders.map(|it| it.choice).collect()
     }
 
     /// Leaves one out that failed.
-    pub fn leave_out(&mut self, choice: Choice, why: &str) {
+    pub fn leave_out(&mut self, choice: C, why: &str) {
         if let Some(entrant) = self.entrants.iter_mut().find(|it| it.choice == choice) {
             entrant.standing = Standing::Out;
         }
@@ -153,7 +156,7 @@ impl Contest {
 
     /// The next round; `None` when everything is measured, or nothing can be compared. All turns of the previous round
     /// must be over: each [`took`](Self::took) its time, or was [left out](Self::leave_out).
-    pub fn next_round(&mut self) -> Option<Round> {
+    pub fn next_round(&mut self) -> Option<Round<C>> {
         self.drop_hopeless();
         let mut turns = self.contenders();
         if turns.len() < self.effort.fewest.max(1)
@@ -164,7 +167,7 @@ impl Contest {
         }
         if self.rounds > 0 {
             let contenders = self.entrants.iter().filter(|it| it.standing == Standing::Contender);
-            let each = contenders.map(Entrant::median).sum::<f64>() * f64::from(self.effort.rounds - self.rounds);
+            let each = contenders.map(|it| it.median()).sum::<f64>() * f64::from(self.effort.rounds - self.rounds);
             let fits = if each > 0.0 { (self.effort.budget - self.spent) / each - 1.0 } else { f64::INFINITY };
             self.repeats = (fits as u32).clamp(1, self.effort.most_repeats);
         }
@@ -175,8 +178,20 @@ impl Contest {
         Some(Round { turns, repeats: self.repeats })
     }
 
+    /// Runs one round after the other, for a caller that waits for each turn's seconds.
+    pub(crate) fn run(&mut self, mut seconds: impl FnMut(C, u32) -> Result<f64, String>) {
+        while let Some(Round { turns, repeats }) = self.next_round() {
+            for choice in turns {
+                match seconds(choice, repeats) {
+                    Ok(seconds) => self.took(choice, seconds),
+                    Err(error) => self.leave_out(choice, &error),
+                }
+            }
+        }
+    }
+
     /// One run took that many seconds.
-    pub fn took(&mut self, choice: Choice, seconds: f64) {
+    pub fn took(&mut self, choice: C, seconds: f64) {
         if let Some(entrant) = self.entrants.iter_mut().find(|it| it.choice == choice) {
             entrant.seconds.push(seconds);
             self.spent += seconds * f64::from(self.repeats + 1);
@@ -184,22 +199,22 @@ impl Contest {
     }
 
     /// The candidates that may win, fastest first.
-    pub fn ranked(&self) -> Vec<Choice> {
-        let timed = |it: &&Entrant| it.standing == Standing::Contender && !it.seconds.is_empty();
-        let mut ranked: Vec<&Entrant> = self.entrants.iter().filter(timed).collect();
+    pub fn ranked(&self) -> Vec<C> {
+        let timed = |it: &&Entrant<C>| it.standing == Standing::Contender && !it.seconds.is_empty();
+        let mut ranked: Vec<&Entrant<C>> = self.entrants.iter().filter(timed).collect();
         ranked.sort_by(|a, b| a.median().total_cmp(&b.median()));
         ranked.into_iter().map(|it| it.choice).collect()
     }
 
     /// The times of all candidates that were timed.
     pub fn times(&self) -> Vec<Times> {
-        self.entrants.iter().filter(|it| !it.seconds.is_empty()).map(Entrant::times).collect()
+        self.entrants.iter().filter(|it| !it.seconds.is_empty()).map(|it| it.times()).collect()
     }
 
     /// The times of all candidates that were timed and did not fail.
     pub fn times_of_sound(&self) -> Vec<Times> {
-        let sound = |it: &&Entrant| !it.seconds.is_empty() && it.standing != Standing::Out;
-        self.entrants.iter().filter(sound).map(Entrant::times).collect()
+        let sound = |it: &&Entrant<C>| !it.seconds.is_empty() && it.standing != Standing::Out;
+        self.entrants.iter().filter(sound).map(|it| it.times()).collect()
     }
 
     /// Who failed, and why.
@@ -223,13 +238,13 @@ impl Contest {
     }
 
     /// What came out, as evidence.
-    pub fn tuned(&self, problem: &Problem, driver: &dyn Driver, winner: Choice) -> Option<Tuned> {
+    pub fn tuned(&self, problem: TunedProblem, driver: &dyn Driver, winner: C) -> Option<Tuned> {
         tuned(problem, driver, &self.times(), &winner.to_string(), &self.failures.join("; "))
     }
 
     fn drop_hopeless(&mut self) {
         let contenders = || self.entrants.iter().filter(|it| it.standing == Standing::Contender);
-        let best = contenders().map(Entrant::median).fold(f64::INFINITY, f64::min);
+        let best = contenders().map(|it| it.median()).fold(f64::INFINITY, f64::min);
         let limit = self.effort.hopeless * best;
         for entrant in &mut self.entrants {
             let is_timed = !entrant.seconds.is_empty();
@@ -245,6 +260,17 @@ impl Session {
     /// emulated card are stored as a rehearsal's.
     pub fn take_winner(&self, engine: &GpuEngine, problem: &Problem, contest: &Contest, winner: Choice) -> Option<f64> {
         engine.prefer(problem, winner);
+        self.keep_winner(engine, problem.clone().into(), contest, winner)
+    }
+
+    /// Stores it without using it.
+    pub(crate) fn keep_winner<C: Copy + PartialEq + Display>(
+        &self,
+        engine: &GpuEngine,
+        problem: TunedProblem,
+        contest: &Contest<C>,
+        winner: C,
+    ) -> Option<f64> {
         let tuned = contest.tuned(problem, engine.driver(), winner)?;
         let seconds = tuned.seconds;
         let source = Realm::of_machine(is_emulated(engine)).source(RecordSource::Run);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::ThreadId;
 
 use unhang_conv::{DataType, Direction, Planes, Volume, VolumeSpecification};
@@ -11,7 +11,7 @@ use unhang_engine::tolerance::Tolerance;
 use unhang_evidence::Store;
 use unhang_gpu::driver::{Driver, hip_pci_address};
 use unhang_gpu::strided::Move;
-use unhang_gpu::{GpuEngine, GpuError, GpuSettings};
+use unhang_gpu::{GpuEngine, GpuError, GpuSettings, Way};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 
@@ -19,6 +19,7 @@ use crate::card::Card;
 use crate::contest::take_tunings;
 use crate::hip::open_hip;
 use crate::host::Numbers;
+use crate::remembered::Remembered;
 use crate::session::locked;
 use crate::view::View;
 
@@ -37,8 +38,18 @@ pub struct Device {
     /// Its canaries' verdicts, read once for the process.
     pub canaries: OnceLock<Vec<CanaryFact>>,
     /// Verdicts on first results other than convolutions, by the hash of the request.
-    pub(crate) first_results: RwLock<HashMap<u64, Result<(), String>>>,
+    pub(crate) first_results: Remembered<Result<(), String>>,
+    /// How each operation other than a convolution is divided, by the hash of the request.
+    pub(crate) ways: Remembered<Chosen>,
     scratch: Mutex<Scratches>,
+}
+
+/// How an operation is divided among workgroups and threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) way: Way,
+    /// Whether it was measured, now or in an earlier process, or could not be.
+    pub(crate) is_settled: bool,
 }
 
 /// HIP's handle for each thread's own stream: one number that means a different stream in each thread.
@@ -137,7 +148,8 @@ impl Device {
             card,
             engine,
             canaries: OnceLock::new(),
-            first_results: RwLock::default(),
+            first_results: Remembered::default(),
+            ways: Remembered::default(),
             scratch: Mutex::default(),
         }
     }

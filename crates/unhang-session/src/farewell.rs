@@ -107,11 +107,12 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
                 candidate => (format!(", candidate {candidate},"), "candidate"),
             };
             if let Some(family) = &subject.family {
-                let what = &family.what;
+                let (what, who) =
+                    (&family.what, if candidate.is_empty() { "these kernels are" } else { "this candidate is" });
                 let _ = write!(
                     text,
-                    "{rehearsal}HANG in a {what}: our kernels for it did not finish within {seconds:.1} s, {}{device}. This is \
-                     kept as evidence, and these kernels are not used again on this machine",
+                    "{rehearsal}HANG in a {what}: our kernels for it{candidate} did not finish within {seconds:.1} s, {}{device}. \
+                     This is kept as evidence, and {who} not used again on this machine",
                     place(hang)
                 );
                 return ending(text, code);
@@ -143,4 +144,24 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
 fn ending(mut text: String, code: i32) -> String {
     let _ = write!(text, ". Ending process {} with code {code}", std::process::id());
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_of_an_operation_that_hangs_is_named_and_not_the_whole_family() {
+        let told_of = |candidate: &str| {
+            let subject = Subject::of_family("pooling", "a name".to_owned(), false);
+            let subject = Some(Arc::new(Subject { candidate: candidate.to_owned(), ..subject }));
+            let (place, waited) = (HangPlace::Running, Duration::from_secs(60));
+            told(&Hang { subject, place, waited, device: Some(0), is_uncertain: false }, 86)
+        };
+        assert!(told_of("").contains("our kernels for it did not finish"), "{}", told_of(""));
+        assert!(told_of("").contains("these kernels are not used again"), "{}", told_of(""));
+        let of_way = told_of("parts:6");
+        assert!(of_way.contains("candidate parts:6, did not finish within 60.0 s"), "{of_way}");
+        assert!(of_way.contains("this candidate is not used again"), "{of_way}");
+    }
 }

@@ -1,18 +1,15 @@
 //! First results of kernels that compute no convolution: compared with the CPU's before the caller gets one.
 
 use std::fmt::Debug;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::PoisonError;
+use std::hash::Hash;
 
 use unhang_engine::Verdict;
 
 use crate::device::Device;
 use crate::failure::Failure;
+use crate::remembered::hash_of;
 use crate::session::Session;
 use crate::talk::say_once as say;
-
-/// A program with ever new sizes must not fill its memory with verdicts.
-const MOST: usize = 10_000;
 
 /// Kernels whose result is asked for.
 pub(crate) struct First<'a, K> {
@@ -24,6 +21,13 @@ pub(crate) struct First<'a, K> {
     pub(crate) stream: u64,
 }
 
+impl<K: Debug> First<'_, K> {
+    /// What the verdict is kept under.
+    pub(crate) fn name(&self, device: &Device) -> String {
+        format!("{}:{:?}", device.card.name_of_family(&device.engine, self.family), self.key)
+    }
+}
+
 impl Session {
     /// An error unless a result of these kernels was right, here or in an earlier process on this machine. If none is
     /// known, `try_it` returns the error of one as a share of the tolerance.
@@ -33,17 +37,13 @@ impl Session {
         asked: &First<'_, K>,
         try_it: impl FnOnce() -> Result<f64, Failure>,
     ) -> Result<(), Failure> {
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(asked.key);
-        let known = device.first_results.read().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
-        let found = match known {
+        let hash = hash_of(asked.key);
+        let found = match device.first_results.get(hash) {
             Some(found) => found,
             None => {
                 let found = self.find(device, asked, try_it)?;
-                let mut all = device.first_results.write().unwrap_or_else(PoisonError::into_inner);
-                if all.len() >= MOST {
-                    all.clear();
-                }
-                all.entry(hash).or_insert(found).clone()
+                device.first_results.keep(hash, found.clone());
+                found
             }
         };
         found.map_err(|detail| Failure::Failed(Verdict::Wrong, detail))
@@ -56,7 +56,7 @@ impl Session {
         asked: &First<'_, K>,
         try_it: impl FnOnce() -> Result<f64, Failure>,
     ) -> Result<Result<(), String>, Failure> {
-        let name = format!("{}:{:?}", device.card.name_of_family(&device.engine, asked.family), asked.key);
+        let name = asked.name(device);
         match self.canary(&name) {
             Some((Verdict::Works, _)) => return Ok(Ok(())),
             Some((_, detail)) => return Ok(Err(detail)),
@@ -81,7 +81,7 @@ pub(crate) fn or_the_cpu<T>(what: &str, found: Result<T, Failure>) -> Result<Opt
         Ok(found) => Ok(Some(found)),
         Err(Failure::Device(reason)) => Err(Failure::Device(reason)),
         Err(failure) => {
-            say(&format!("our kernels do not compute {what}, and the CPU does: {}", failure.reason()));
+            say(&format!("our kernels do not compute a {what}, and the CPU does: {}", failure.reason()));
             Ok(None)
         }
     }

@@ -47,6 +47,7 @@ mod process;
 pub mod proof;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod reduction;
+mod remembered;
 mod route;
 pub mod sample;
 mod session;
@@ -77,6 +78,7 @@ pub use route::{Route, Totals};
 pub use session::Session;
 pub use subject::Subject;
 pub use talk::say_once;
+pub use tuning::tune_operation;
 pub use unhang_watchdog::WatchSettings;
 pub use view::{Convolution, View};
 pub use volume::Planned;

@@ -2,7 +2,7 @@
 
 use unhang_conv::DataType;
 use unhang_gpu::normalization::{Activation, ActivationKind, Affine, Buffers, FAMILY, Normalization, Operation, Task};
-use unhang_gpu::{GpuEngine, Launches};
+use unhang_gpu::{GpuEngine, Launches, Way};
 
 use crate::failure::Failure;
 use crate::host::Numbers;
@@ -104,7 +104,7 @@ pub struct Key {
 }
 
 impl operation::Operation for Normalizing {
-    const NAME: &'static str = "a batch normalisation";
+    const NAME: &'static str = "batch normalisation";
     const FAMILY: &'static str = FAMILY;
     const SCALE: f64 = 1.0;
     type Buffers = Buffers;
@@ -126,8 +126,12 @@ impl operation::Operation for Normalizing {
         }
     }
 
-    fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches> {
-        self.task()?.launches(in_chunks, compute_units)
+    fn way(&self, compute_units: usize) -> Option<Way> {
+        self.task().map(|task| task.way(compute_units))
+    }
+
+    fn launches(&self, in_chunks: bool, way: Way) -> Option<Launches> {
+        self.task()?.launches_by(in_chunks, way)
     }
 
     fn addresses(at: &Buffers) -> Vec<u64> {
@@ -411,15 +415,16 @@ mod tests {
     #[test]
     fn a_trial_has_few_of_many_images_and_the_same_kernels() {
         let first = trials(false)[0];
-        assert_eq!(of_few_slices(&first, 40), first, "all of a few");
+        let few_of = |it: &Normalizing| of_few_slices(it, it.way(40).unwrap());
+        assert_eq!(few_of(&first), first, "all of a few");
         let tensor = Placed { sizes: [64, 256, 1, 56, 56], strides: [802_816, 3136, 3136, 56, 1] };
         let parameters = Placed { sizes: [1, 256, 1, 1, 1], strides: [256, 1, 1, 1, 1] };
         for operation in [Operation::Train, Operation::Backward] {
             let large = Normalizing { operation, per_activation: false, tensors: [tensor; 3], parameters, ..first };
-            let few = of_few_slices(&large, 40);
+            let few = few_of(&large);
             assert!(few.tensors[0].sizes[0] <= 8, "{:?}", few.tensors);
             let kernels = |it: &Normalizing| {
-                let launches = it.launches(true, 40).unwrap();
+                let launches = it.launches(true, it.way(40).unwrap()).unwrap();
                 launches.kernels().cloned().collect::<Vec<_>>()
             };
             assert_eq!(kernels(&few), kernels(&large));

@@ -7,13 +7,14 @@ use std::sync::PoisonError;
 
 use unhang_conv::DataType;
 use unhang_engine::tolerance;
-use unhang_gpu::{GpuEngine, GpuError, Launches, LoadedLaunches};
+use unhang_gpu::{GpuEngine, GpuError, Launches, LoadedLaunches, Way};
 
-use crate::device::Device;
+use crate::device::{Chosen, Device};
 use crate::failure::{Failure, is_wrong_on_purpose};
 use crate::first::{self, First, few};
 use crate::host::Numbers;
 use crate::placed::{Brought, Memory, Placed};
+use crate::remembered::hash_of;
 use crate::session::Session;
 
 /// What an operand consists of.
@@ -56,7 +57,7 @@ impl Operand {
 
 /// An operation with its sizes, types and layouts, without its memory.
 pub trait Operation: Copy + Debug {
-    /// Its name in words, with an article.
+    /// Its name in words.
     const NAME: &'static str;
     /// The family of its kernels.
     const FAMILY: &'static str;
@@ -71,8 +72,11 @@ pub trait Operation: Copy + Debug {
     fn check(&self, at: &Self::Buffers) -> Result<(), String>;
     /// See [`Operation::Key`].
     fn key(&self) -> Self::Key;
-    /// The launches of our kernels, divided among workgroups by way of a workspace or not; `None` if they do not take it.
-    fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches>;
+    /// How our kernels divide it, unless another way was measured to be faster; `None` if they do not take it.
+    fn way(&self, compute_units: usize) -> Option<Way>;
+    /// The launches of our kernels in a way, divided among workgroups by way of a workspace or not; `None` if they do
+    /// not take it.
+    fn launches(&self, in_chunks: bool, way: Way) -> Option<Launches>;
     /// The addresses of all operands.
     fn addresses(at: &Self::Buffers) -> Vec<u64>;
     /// The same addresses as buffers.
@@ -130,7 +134,7 @@ pub unsafe fn compute<O: Operation>(
     unsafe {
         if is_wrong_on_purpose() {
             return what.spoiled(at).iter().try_for_each(|(what, at)| match &by_kernels {
-                Some(_) => launch::<O>(device, &load(device, what, stream)?, at, stream),
+                Some(_) => launch::<O>(device, &load(device, what, planned(device, what)?, stream)?, at, stream),
                 None => what.on_host(&device.engine, at, stream),
             });
         }
@@ -152,21 +156,114 @@ fn prepare<O: Operation>(
     if device.engine.has_kernels().is_err() || !device.may_run(O::FAMILY) {
         return Ok(None);
     }
-    let found = load(device, what, stream).and_then(|loaded| {
-        let key = (what.key(), marks(&what.operands(), &O::addresses(at)));
-        let asked = First { family: O::FAMILY, key: &key, stream };
-        let trial = || {
-            let trial = of_few_slices(what, compute_units(device));
-            try_one(device, &trial, at, &few(trial.parts()), 1, stream)
-        };
-        session.prove(device, &asked, trial)?;
+    let given = Given::new(what, at);
+    let found = given.chosen(device).and_then(|Chosen { way, .. }| {
+        let loaded = load(device, what, way, stream)?;
+        given.prove(session, device, way, stream)?;
         Ok(loaded)
     });
     first::or_the_cpu(O::NAME, found)
 }
 
-fn compute_units(device: &Device) -> usize {
-    device.engine.driver().description().model.compute_units
+/// An operation with the operands that a caller has.
+pub(crate) struct Given<'a, O: Operation> {
+    pub(crate) what: &'a O,
+    at: &'a O::Buffers,
+    /// Everything that distinguishes one first result from another.
+    key: (O::Key, Vec<Mark>),
+}
+
+impl<'a, O: Operation> Given<'a, O> {
+    pub(crate) fn new(what: &'a O, at: &'a O::Buffers) -> Given<'a, O> {
+        Given { what, at, key: (what.key(), marks(&what.operands(), &O::addresses(at))) }
+    }
+
+    /// What measurements of it are kept under.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {:?}", O::FAMILY, self.key)
+    }
+
+    /// The ways to divide it that differ, the planned one first.
+    pub(crate) fn ways(&self, device: &Device) -> Vec<Way> {
+        let mut known = Vec::new();
+        let is_new = |way: &Way| {
+            let launches = self.what.launches(true, *way);
+            let is_new = launches.is_some() && !known.contains(&launches);
+            known.push(launches);
+            is_new
+        };
+        planned(device, self.what).map_or(Vec::new(), |way| way.near().into_iter().filter(is_new).collect())
+    }
+
+    /// How it is divided: as was measured in an earlier process, or as planned.
+    pub(crate) fn chosen(&self, device: &Device) -> Result<Chosen, Failure> {
+        let hash = hash_of(&self.key);
+        if let Some(known) = device.ways.get(hash) {
+            return Ok(known);
+        }
+        let measured = device.engine.preferred_way(&self.name());
+        let measured = measured.and_then(|name| self.ways(device).into_iter().find(|way| way.to_string() == name));
+        let found = match measured {
+            Some(way) => Chosen { way, is_settled: true },
+            None => Chosen { way: planned(device, self.what)?, is_settled: false },
+        };
+        device.ways.keep(hash, found);
+        Ok(found)
+    }
+
+    /// Divides it so from now on.
+    pub(crate) fn settle(&self, device: &Device, way: Way) {
+        device.ways.keep(hash_of(&self.key), Chosen { way, is_settled: true });
+    }
+
+    /// An error unless the first result in that way was right, here or in an earlier process.
+    pub(crate) fn prove(&self, session: &Session, device: &Device, way: Way, stream: u64) -> Result<(), Failure> {
+        let trial = || {
+            let trial = of_few_slices(self.what, way);
+            try_one(device, &trial, way, self.at, &few(trial.parts()), 1, stream)
+        };
+        let (family, key) = (O::FAMILY, &self.key);
+        match planned(device, self.what)? == way {
+            true => session.prove(device, &First { family, key, stream }, trial),
+            false => session.prove(device, &First { family, key: &(key, way), stream }, trial),
+        }
+    }
+
+    /// What a verdict on that way is kept under, which is not the planned one.
+    pub(crate) fn name_of_verdict(&self, device: &Device, way: Way) -> String {
+        First { family: O::FAMILY, key: &(&self.key, way), stream: 0 }.name(device)
+    }
+}
+
+/// Memory of our own for an operation with the operands that a caller has, to time it.
+pub(crate) struct Bench<'a, O: Operation> {
+    device: &'a Device,
+    at: O::Buffers,
+    _memory: Memory<'a>,
+}
+
+impl<'a, O: Operation> Bench<'a, O> {
+    pub(crate) fn new(device: &'a Device, given: &Given<'_, O>) -> Result<Bench<'a, O>, Failure> {
+        let mut memory = Memory::new(device);
+        let at = O::buffers(&place(&given.what.operands(), &O::addresses(given.at), &mut memory)?);
+        Ok(Bench { device, at, _memory: memory })
+    }
+
+    /// Seconds of one run. Waits for the device.
+    pub(crate) fn seconds(&self, loaded: &LoadedLaunches, stream: u64, repeats: u32) -> Result<f64, Failure> {
+        // SAFETY: memory of the operation's sizes, given back after the work on it is done. What is in it does not matter.
+        let run = || unsafe { launch::<O>(self.device, loaded, &self.at, stream) };
+        self.device.engine.measure_calls(stream, repeats, run)
+    }
+}
+
+fn declined() -> Failure {
+    Failure::Declined("they do not take tensors of such sizes, types and layouts".to_owned())
+}
+
+/// How our kernels divide it where nothing was measured.
+pub(crate) fn planned<O: Operation>(device: &Device, what: &O) -> Result<Way, Failure> {
+    what.way(device.engine.driver().description().model.compute_units).ok_or_else(declined)
 }
 
 /// The most elements of a first result's trial that has more than a few slices.
@@ -175,8 +272,8 @@ const TRIAL_SLICES: usize = 4;
 
 /// An operation by the same kernels on as few slices as make a fair trial: all of them would need the memory again, and
 /// seconds.
-pub(crate) fn of_few_slices<O: Operation>(what: &O, compute_units: usize) -> O {
-    let path = |it: &O| [true, false].map(|in_chunks| Some(it.launches(in_chunks, compute_units)?.path()));
+pub(crate) fn of_few_slices<O: Operation>(what: &O, way: Way) -> O {
+    let path = |it: &O| [true, false].map(|in_chunks| Some(it.launches(in_chunks, way)?.path()));
     let what = what.for_trial();
     let (slices, elements) = what.slices();
     let enough = TRIAL_ELEMENTS.div_ceil(elements).max(TRIAL_SLICES);
@@ -184,9 +281,12 @@ pub(crate) fn of_few_slices<O: Operation>(what: &O, compute_units: usize) -> O {
     fewer.map(|count| what.of_slices(count)).find(|few| path(few) == path(&what)).unwrap_or(what)
 }
 
-/// For each operand the first one at its address, if it is present at all, and whether that is aligned: what is, is read
-/// in fours.
-fn marks(operands: &[Operand], addresses: &[u64]) -> Vec<Option<(usize, bool)>> {
+/// The first operand at an operand's address, if it is present at all, and whether that is aligned: what is, is read in
+/// fours.
+type Mark = Option<(usize, bool)>;
+
+/// Those of all operands.
+fn marks(operands: &[Operand], addresses: &[u64]) -> Vec<Mark> {
     let mark = |(operand, &place): (&Operand, &u64)| {
         let twin = addresses.iter().position(|&other| other == place)?;
         (place != 0).then(|| (twin, operand.is_apart(place)))
@@ -194,16 +294,21 @@ fn marks(operands: &[Operand], addresses: &[u64]) -> Vec<Option<(usize, bool)>> 
     operands.iter().zip(addresses).map(mark).collect()
 }
 
-/// The launches of an operation, with their kernels.
-fn load<O: Operation>(device: &Device, what: &O, stream: u64) -> Result<LoadedLaunches, Failure> {
+/// The launches of an operation in a way, with their kernels.
+pub(crate) fn load<O: Operation>(device: &Device, what: &O, way: Way, stream: u64) -> Result<LoadedLaunches, Failure> {
     // A recorded graph may be replayed at any time, so it must not share memory with other calls.
     let in_chunks = !device.engine.driver().is_capturing(stream)?;
-    load_in(device, what, in_chunks, stream)
+    load_in(device, what, (in_chunks, way), stream)
 }
 
-fn load_in<O: Operation>(device: &Device, what: &O, in_chunks: bool, stream: u64) -> Result<LoadedLaunches, Failure> {
-    let declined = || Failure::Declined("they do not take tensors of such sizes, types and layouts".to_owned());
-    let launches = what.launches(in_chunks, compute_units(device)).ok_or_else(declined)?;
+fn load_in<O: Operation>(
+    device: &Device,
+    what: &O,
+    divided: (bool, Way),
+    stream: u64,
+) -> Result<LoadedLaunches, Failure> {
+    let (in_chunks, way) = divided;
+    let launches = what.launches(in_chunks, way).ok_or_else(declined)?;
     device.engine.load_launches(launches, stream).map_err(Failure::from)
 }
 
@@ -254,9 +359,9 @@ fn trials_of<O: Operation>(device: &Device) -> Vec<(O, O::Buffers)> {
 
 fn prepare_all<O: Operation>(device: &Device) -> Result<(), GpuError> {
     for (trial, _) in trials_of::<O>(device) {
-        for in_chunks in [false, true] {
-            let launches = trial.launches(in_chunks, compute_units(device));
-            launches.map(|launches| device.engine.load_launches(launches, 0)).transpose()?;
+        let Ok(way) = planned(device, &trial) else { continue };
+        for launches in [false, true].into_iter().filter_map(|in_chunks| trial.launches(in_chunks, way)) {
+            device.engine.load_launches(launches, 0)?;
         }
     }
     Ok(())
@@ -265,8 +370,8 @@ fn prepare_all<O: Operation>(device: &Device) -> Result<(), GpuError> {
 fn try_all<O: Operation>(device: &Device) -> Result<f64, String> {
     trials_of::<O>(device).iter().enumerate().try_fold(0.0f64, |worst, (seed, (trial, like))| {
         let parts: Vec<usize> = (0..trial.parts()).collect();
-        Ok(worst
-            .max(try_one(device, trial, like, &parts, seed as u64, 0).map_err(|failure| failure.reason().to_owned())?))
+        let tried = planned(device, trial).and_then(|way| try_one(device, trial, way, like, &parts, seed as u64, 0));
+        Ok(worst.max(tried.map_err(|failure| failure.reason().to_owned())?))
     })
 }
 
@@ -275,13 +380,14 @@ fn try_all<O: Operation>(device: &Device) -> Result<f64, String> {
 fn try_one<O: Operation>(
     device: &Device,
     trial: &O,
+    way: Way,
     like: &O::Buffers,
     parts: &[usize],
     seed: u64,
     stream: u64,
 ) -> Result<f64, Failure> {
-    let ways = [load_in(device, trial, true, stream)?, load_in(device, trial, false, stream)?];
-    let is_same = ways[0].workspace_bytes() == ways[1].workspace_bytes();
+    let both = [load_in(device, trial, (true, way), stream)?, load_in(device, trial, (false, way), stream)?];
+    let is_same = both[0].workspace_bytes() == both[1].workspace_bytes();
     let mut memory = Memory::new(device);
     let addresses = place(&trial.operands(), &O::addresses(like), &mut memory)?;
     let at = O::buffers(&addresses);
@@ -294,7 +400,7 @@ fn try_one<O: Operation>(
     }
     let right = bring()?;
     let mut worst = 0.0f64;
-    for loaded in ways.iter().take(if is_same { 1 } else { 2 }) {
+    for loaded in both.iter().take(if is_same { 1 } else { 2 }) {
         fill(device, trial, &addresses, seed, stream)?;
         // SAFETY: as above.
         unsafe { launch::<O>(device, loaded, &at, stream)? };

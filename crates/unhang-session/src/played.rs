@@ -1,23 +1,30 @@
 //! A card for tests: the host's memory, and kernels that do what a test says.
 
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::Store;
 use unhang_gpu::compiler::{CompileError, Compiler};
-use unhang_gpu::driver::{Description, Driver, DriverError, Function};
+use unhang_gpu::driver::{Description, Driver, DriverError, Function, StreamEvent};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::sources::Kernel;
 use unhang_gpu::{GpuEngine, GpuSettings};
 use unhang_machine::{Environment, Machine, System};
-use unhang_plan::CanaryFact;
+use unhang_plan::{CanaryFact, ProcessSettings};
+use unhang_probe::canary::Families;
 
 use crate::canaries::PARTS;
 use crate::card::Card;
 use crate::device::Device;
+use crate::operation::Operation;
+use crate::process::{Face, Process};
 use crate::session::Session;
+use crate::watchdog::Watchdog;
 
 /// A stream that records a graph.
 pub(crate) const RECORDING: u64 = 7;
@@ -57,9 +64,72 @@ pub(crate) fn device_with(play: Option<Play>, most_bytes: usize) -> (Device, Arc
 
 /// A session on a machine without cards that has learned nothing.
 pub(crate) fn session() -> Session {
+    session_with(Store::none())
+}
+
+/// A session that knows what a store has.
+pub(crate) fn session_with(store: Store) -> Session {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
-    Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
+    Session::new(machine, "a machine".to_owned(), Arc::new(store))
+}
+
+/// A process with that session, which tunes or does not.
+pub(crate) fn process(session: Session, tune: bool) -> Process<PlayedFace> {
+    Process::of(PlayedFace, session, ProcessSettings { tune, ..ProcessSettings::default() })
+}
+
+/// A face that has nothing but a process.
+pub(crate) struct PlayedFace;
+
+impl Face for PlayedFace {
+    type Key = u8;
+
+    fn device(&self) -> i32 {
+        0
+    }
+
+    fn absent(&self) -> Vec<(EngineName, String)> {
+        Vec::new()
+    }
+
+    fn shipped_kernels(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn only_families(&self) -> Option<Vec<String>> {
+        None
+    }
+
+    fn try_in_child(&self, _: i32, _: &[String], _: Duration) -> Families {
+        unreachable!("canaries have passed")
+    }
+
+    fn caller(&self) -> String {
+        String::new()
+    }
+
+    fn watchdog(&self, _: &Session) -> Option<&'static Watchdog> {
+        None
+    }
+}
+
+thread_local! {
+    /// The device's time in seconds, made up by kernels that take some.
+    static TIME: Cell<f64> = const { Cell::new(0.0) };
+    /// The times of events.
+    static EVENTS: RefCell<Vec<f64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A kernel takes that many seconds.
+pub(crate) fn take(seconds: f64) {
+    TIME.set(TIME.get() + seconds);
+}
+
+/// A number of the structure that is a kernel's last argument.
+pub(crate) fn number_of_shape(arguments: &[*mut c_void], at: usize) -> i32 {
+    // SAFETY: structures of launches begin with numbers.
+    unsafe { arguments[arguments.len() - 1].cast::<i32>().add(at).read_unaligned() }
 }
 
 /// Host memory for numbers, never freed.
@@ -72,6 +142,24 @@ pub(crate) fn numbers(at: u64, count: usize) -> Vec<f64> {
     // SAFETY: an address from above, of as many numbers.
     let all = unsafe { std::slice::from_raw_parts(at as *const f32, count) };
     all.iter().map(|&it| f64::from(it)).collect()
+}
+
+/// Writes a number to an address.
+pub(crate) fn write(at: u64, number: f64) {
+    // SAFETY: an address from above.
+    unsafe { *(at as *mut f32) = number as f32 };
+}
+
+/// An address that a kernel is given.
+pub(crate) fn address(arguments: &[*mut c_void], at: usize) -> u64 {
+    // SAFETY: addresses come first.
+    unsafe { *arguments[at].cast::<u64>() }
+}
+
+/// Computes an operation on memory from above.
+pub(crate) fn compute<O: Operation>(session: &Session, device: &Device, what: &O, at: &O::Buffers) {
+    // SAFETY: memory of these sizes, which stays.
+    assert!(unsafe { crate::operation::compute(session, device, what, at, 0) }.is_ok());
 }
 
 struct Played {
@@ -132,6 +220,22 @@ impl Driver for Played {
 
     fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
         Ok(stream == RECORDING)
+    }
+
+    fn create_event(&self) -> Result<StreamEvent, DriverError> {
+        Ok(StreamEvent(EVENTS.with_borrow_mut(|all| {
+            all.push(f64::NAN);
+            all.len() as u64 - 1
+        })))
+    }
+
+    fn record(&self, event: StreamEvent, _: u64) -> Result<(), DriverError> {
+        EVENTS.with_borrow_mut(|all| all[event.0 as usize] = TIME.get());
+        Ok(())
+    }
+
+    fn elapsed(&self, from: StreamEvent, to: StreamEvent) -> Result<Option<f32>, DriverError> {
+        Ok(EVENTS.with_borrow(|all| Some((1e3 * (all[to.0 as usize] - all[from.0 as usize])) as f32)))
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {

@@ -2,7 +2,7 @@
 
 use unhang_conv::DataType;
 use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Pooling, PoolingKind, Task};
-use unhang_gpu::{GpuEngine, Launches};
+use unhang_gpu::{GpuEngine, Launches, Way};
 
 use crate::failure::Failure;
 use crate::host::Numbers;
@@ -32,7 +32,7 @@ fn placed(task: &Task) -> [Placed; 2] {
 }
 
 impl Operation for Task {
-    const NAME: &'static str = "a pooling";
+    const NAME: &'static str = "pooling";
     const FAMILY: &'static str = FAMILY;
     type Buffers = Buffers;
     type Key = Key;
@@ -64,8 +64,12 @@ impl Operation for Task {
         }
     }
 
-    fn launches(&self, _: bool, _: usize) -> Option<Launches> {
-        Task::launches(self)
+    fn way(&self, _: usize) -> Option<Way> {
+        Some(Task::way(self))
+    }
+
+    fn launches(&self, _: bool, way: Way) -> Option<Launches> {
+        self.launches_by(way)
     }
 
     fn addresses(at: &Buffers) -> Vec<u64> {
@@ -244,9 +248,9 @@ mod tests {
     #[test]
     fn a_trial_has_few_of_many_images() {
         let first = trials(false)[0];
-        assert_eq!(of_few_slices(&first, 40), first, "all of a few");
+        assert_eq!(of_few_slices(&first, Task::way(&first)), first, "all of a few");
         let sizes = Pooling { batch: 64, channels: 64, input: [1, 112, 112], output: [1, 56, 56], ..first.sizes };
-        assert_eq!(of_few_slices(&Task { sizes, ..first }, 40).sizes.batch, 4);
+        assert_eq!(of_few_slices(&Task { sizes, ..first }, Task::way(&first)).sizes.batch, 4);
     }
 
     const MEAN: Pooling = Pooling {

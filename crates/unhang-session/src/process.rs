@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -22,6 +22,7 @@ use crate::device::Device;
 use crate::normalization::Normalizing;
 use crate::operation::Proof;
 use crate::proof::{self, Family};
+use crate::remembered::hash_of;
 use crate::route::{Route, Totals};
 use crate::session::{Session, locked};
 use crate::subject::Subject;
@@ -175,12 +176,17 @@ impl<F: Face> Process<F> {
         let nothing_known = session.evidence(false).records().next().is_none();
         let is_auto = settings.plan.strategy == Strategy::Auto;
         let is_passive = is_off || (!session.machine().affected() && is_auto && nothing_known);
+        Process { is_passive, ..Process::of(face, session, settings) }
+    }
+
+    /// One that decides.
+    pub(crate) fn of(face: F, session: Session, settings: ProcessSettings) -> Process<F> {
         Process {
             face,
             id: std::process::id(),
             session,
             settings,
-            is_passive,
+            is_passive: false,
             devices: Mutex::default(),
             routes: RwLock::default(),
             answered: RwLock::default(),
@@ -216,7 +222,7 @@ impl<F: Face> Process<F> {
         {
             return decision.clone();
         }
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
+        let hash = hash_of(&key);
         let was_ours = self.answered.read().unwrap_or_else(PoisonError::into_inner).contains(&hash);
         let decision = match asked() {
             Ok(Asked::Plane(convolution)) => self.plan(self.device_number(), convolution, was_ours),

@@ -2,7 +2,7 @@
 
 use unhang_conv::DataType;
 use unhang_gpu::reduction::{AXES, Axis, Buffers, FAMILY, INDEX_BYTES, ReductionKind, Task};
-use unhang_gpu::{GpuEngine, Launches};
+use unhang_gpu::{GpuEngine, Launches, Way};
 
 use crate::failure::Failure;
 use crate::host::Numbers;
@@ -33,7 +33,7 @@ fn longest(task: &Task) -> (usize, bool, usize) {
 }
 
 impl Operation for Task {
-    const NAME: &'static str = "a reduction";
+    const NAME: &'static str = "reduction";
     const FAMILY: &'static str = FAMILY;
     type Buffers = Buffers;
     type Key = Key;
@@ -55,8 +55,12 @@ impl Operation for Task {
         }
     }
 
-    fn launches(&self, in_chunks: bool, compute_units: usize) -> Option<Launches> {
-        Task::launches(self, in_chunks, compute_units)
+    fn way(&self, compute_units: usize) -> Option<Way> {
+        Some(Task::way(self, compute_units))
+    }
+
+    fn launches(&self, in_chunks: bool, way: Way) -> Option<Launches> {
+        self.launches_by(in_chunks, way)
     }
 
     fn addresses(at: &Buffers) -> Vec<u64> {
@@ -238,29 +242,30 @@ mod tests {
 
     #[test]
     fn a_trial_has_the_same_kernels_and_fewer_elements() {
+        let few_of = |it: &Task| of_few_slices(it, Task::way(it, 40));
         let (first, _) = Task::trials(false)[0];
-        assert_eq!(of_few_slices(&first, 40), first, "all of a few");
+        assert_eq!(few_of(&first), first, "all of a few");
         let large = whole(ReductionKind::Norm2, 1 << 26);
-        let few = of_few_slices(&large, 40);
+        let few = few_of(&large);
         assert_eq!(few.count(), 1 << 20);
-        assert_eq!(few.launches(true, 40).unwrap().kernels().count(), 2, "divided, as all of it is");
+        assert_eq!(Task::launches(&few, true, 40).unwrap().kernels().count(), 2, "divided, as all of it is");
         let kept = [Axis { size: 1 << 16, x: 1 << 10, y: 1 }];
         let many = large.with_axes(&kept, &[Axis { size: 1 << 10, x: 1, y: 0 }]);
-        assert_eq!((of_few_slices(&many, 40).units(), of_few_slices(&many, 40).count()), (1 << 11, 1 << 10));
+        assert_eq!((few_of(&many).units(), few_of(&many).count()), (1 << 10, 1 << 10));
         // The axes around one that is cut lie closer together, or the trial needs the memory of the whole.
         let row = [Axis { size: 100_000, x: 1, y: 0 }];
         let wide = large.with_axes(&[Axis { size: 512, x: 100_000, y: 1 }], &row);
-        assert_eq!(of_few_slices(&wide, 40).spans(), Some([1 << 20, 512]));
+        assert_eq!(few_of(&wide).spans(), Some([1 << 20, 512]));
         // What is computed in fours is tried in fours, and what is not is not.
         for (units, count) in [(1, 4_000_001), (1, 4_000_000), (3, 4_000_000), (3, 4_000_004)] {
             let kept = [Axis { size: units, x: count, y: 1 }];
             let task = large.with_axes(&kept, &[Axis { size: count, x: 1, y: 0 }]);
-            let few = of_few_slices(&task, 40);
+            let few = few_of(&task);
             assert!(few.count() < count / 2, "{units} of {count}");
-            assert_eq!(few.launches(true, 40).unwrap().path(), task.launches(true, 40).unwrap().path());
+            assert_eq!(Task::launches(&few, true, 40).unwrap().path(), Task::launches(&task, true, 40).unwrap().path());
         }
         let hidden = Task { factors: [0.0, 1e9], ..large };
-        assert_eq!(of_few_slices(&hidden, 40).factors, [0.5, 0.25], "factors that hide errors");
+        assert_eq!(few_of(&hidden).factors, [0.5, 0.25], "factors that hide errors");
     }
 
     #[test]

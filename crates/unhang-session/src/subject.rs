@@ -24,7 +24,7 @@ pub struct Subject {
 pub struct WatchedFamily {
     /// What they compute, in words.
     pub what: String,
-    /// The key of their canary's verdict: kernels that hang are not used again.
+    /// The key of their verdict, or the candidate's: what hangs is not used again.
     pub canary: String,
 }
 

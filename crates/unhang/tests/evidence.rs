@@ -120,7 +120,7 @@ fn a_store_that_cannot_be_used_is_said_and_no_more() {
 
 fn tuning(size: usize, source: RecordSource, kernels: &str, seconds: f64) -> Tuning {
     let tuned = Tuned {
-        problem: record(size, Verdict::Works).problem,
+        problem: record(size, Verdict::Works).problem.into(),
         device: "a card (gfx1010, 36 units)".into(),
         kernels: kernels.into(),
         compiler: "hiprtc".into(),
@@ -148,6 +148,10 @@ fn tunings_say_how_far_the_model_was_off_and_which_are_out_of_date() {
     // Neither counts: other kernels, and an emulator.
     store.keep_tuning(tuning(16, RecordSource::Probe, "those of last year", 1e-6));
     store.keep_tuning(tuning(8, RecordSource::Rehearsal, &ours, 1e-6));
+    // Nor does another operation.
+    let mut pooling = tuning(8, RecordSource::Run, &ours, 1e-6);
+    pooling.tuned.problem = "pooling (Key, [])".parse().unwrap();
+    store.keep_tuning(pooling);
     drop(store);
     let (stdout, stderr) = text(&unhang(home.path(), &["evidence", "tunings"]));
     assert!(stderr.is_empty() && !stdout.contains('\x1b'), "{stdout:?} {stderr}");
@@ -155,9 +159,10 @@ fn tunings_say_how_far_the_model_was_off_and_which_are_out_of_date() {
     assert_eq!(said.matches("out of date: for another version").count(), 1, "{stdout}");
     assert!(said.contains("run at 0.500 of the fastest ones' speed (geometric mean; worst 0.250"), "{stdout}");
     assert!(said.contains("1 of them on an emulated card"), "{stdout}");
+    assert!(said.contains("4 convolutions and 1 other operation whose fastest"), "{stdout}");
     let found = json(&unhang(home.path(), &["evidence", "tunings", "--json"]));
     assert_eq!((found["geometric_mean"].as_f64(), found["worst"]["share"].as_f64()), (Some(0.5), Some(0.25)));
-    assert_eq!(found["tunings"].as_array().unwrap().iter().filter(|it| it["current"] == true).count(), 3);
+    assert_eq!(found["tunings"].as_array().unwrap().iter().filter(|it| it["current"] == true).count(), 4);
     let (listed, _) = text(&unhang(home.path(), &["evidence", "list"]));
     assert!(listed.contains("4 convolutions whose fastest kernels were measured"), "{listed}");
 

@@ -153,11 +153,22 @@ impl GpuEngine {
         repeats: u32,
     ) -> Result<f64, GpuError> {
         // SAFETY: the caller's promise.
-        let timing = unsafe { self.time(prepared, pointers, stream, repeats)? };
-        self.driver.synchronize(stream)?;
-        let seconds = self.seconds(&timing);
-        self.forget(timing)?;
-        Ok(seconds?.unwrap_or(f64::INFINITY))
+        self.measure_calls(stream, repeats, || unsafe { self.launch(prepared, pointers, stream) })
+    }
+
+    /// The seconds of one run of any function that puts one into a stream. Waits for the device.
+    pub fn measure_calls<E: From<GpuError>>(
+        &self,
+        stream: u64,
+        repeats: u32,
+        run: impl Fn() -> Result<(), E>,
+    ) -> Result<f64, E> {
+        let timing = self.time_calls(stream, repeats, run)?;
+        let seconds = self.driver.synchronize(stream).map_err(GpuError::from).and_then(|()| self.seconds(&timing));
+        let forgotten = self.forget(timing);
+        let seconds = seconds?;
+        forgotten?;
+        Ok(seconds.unwrap_or(f64::INFINITY))
     }
 }
 

@@ -38,6 +38,11 @@ fn random_normalisations_are_right() {
                 if let Err(wrong) = case.check(&engine.gpu, &mut memory) {
                     panic!("{wrong} in {case:?}");
                 }
+                let [_, others @ ..] = case.task.way(36).near();
+                let way = others[case.seed as usize / 4 % others.len()];
+                if let Err(wrong) = case.check_by(way, &engine.gpu, &mut memory) {
+                    panic!("{wrong} in {way} of {case:?}");
+                }
                 counts[usize::from(case.is_divided())] += 1;
                 let kinds =
                     [case.is_in_quads(true), case.is_in_quads(true) && case.is_divided(), case.is_in_quads(false)];

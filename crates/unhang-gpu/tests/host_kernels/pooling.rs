@@ -20,6 +20,11 @@ fn random_poolings_are_right() {
                     if let Err(wrong) = case.check(&engine.gpu, &mut Host::default()) {
                         panic!("{wrong} in {case:?}");
                     }
+                    let [_, others @ ..] = case.task.way().near();
+                    let way = others[case.seed as usize / 4 % others.len()];
+                    if let Err(wrong) = case.check_by(way, &engine.gpu, &mut Host::default()) {
+                        panic!("{wrong} in {way} of {case:?}");
+                    }
                     let sizes = &case.task.sizes;
                     let outside = (0..3).any(|axis| sizes.padding[axis] >= sizes.window[axis]);
                     for (what, is) in [

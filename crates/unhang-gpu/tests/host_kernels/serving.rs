@@ -24,7 +24,7 @@ fn what_was_measured_is_taken_for_the_same_kernels_on_the_same_device_only() {
         assert_ne!(model, choice, "the model would take it anyway");
         let times = [(model, [9.0, 2e-5, 2e-5]), (choice, [9.0, 1e-5, 1e-5])]
             .map(|(choice, seconds)| Times { choice: choice.to_string(), seconds: seconds.to_vec() });
-        let tuned = tuned(&problem, gpu.driver(), &times, &choice.to_string(), "").unwrap();
+        let tuned = tuned(problem.clone().into(), gpu.driver(), &times, &choice.to_string(), "").unwrap();
         assert_eq!((tuned.seconds, tuned.model_seconds, tuned.candidates), (1e-5, 2e-5, 2));
         assert_eq!(tuned.share(), 0.5);
         assert!(is_current(&tuned, gpu.driver()));

@@ -2,8 +2,8 @@
 
 use unhang_conv::DataType;
 use unhang_engine::tolerance::Tolerance;
-use unhang_gpu::GpuEngine;
 use unhang_gpu::normalization::{Activation, ActivationKind, Affine, Buffers, Normalization, Operation, Strides, Task};
+use unhang_gpu::{GpuEngine, Way};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
@@ -130,6 +130,11 @@ impl Case {
 
     /// Computes it with kernels on that memory; what is wrong, in words.
     pub(crate) fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
+        self.check_by(self.task.way(36), engine, memory)
+    }
+
+    /// Computes it divided in a way.
+    pub(crate) fn check_by(&self, way: Way, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
         let (task, sizes) = (&self.task, &self.task.sizes);
         let mut random = Random(self.seed ^ 0x5555);
         let (elements, units) = (sizes.elements(), sizes.units());
@@ -189,7 +194,7 @@ impl Case {
         if backward {
             (buffers.scale_gradient, buffers.bias_gradient) = (put(&mean, scale_type), put(&mean, bias_type));
         }
-        let launches = task.launches(self.in_chunks, 36).ok_or("no launches")?;
+        let launches = task.launches_by(self.in_chunks, way).ok_or("no launches")?;
         let workspace_bytes = launches.workspace_bytes();
         let workspace = memory.put(&vec![0xff; workspace_bytes as usize + 64]);
         let addresses = [&buffers.addresses()[..], &[workspace]].concat();

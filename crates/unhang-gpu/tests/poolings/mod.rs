@@ -2,8 +2,8 @@
 
 use unhang_conv::DataType;
 use unhang_engine::tolerance::Tolerance;
-use unhang_gpu::GpuEngine;
 use unhang_gpu::pooling::{Buffers, IndexType, Pooling, PoolingKind, Task};
+use unhang_gpu::{GpuEngine, Way};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
@@ -81,6 +81,11 @@ impl Case {
 
     /// Computes it with kernels on that memory; what is wrong, in words.
     pub(crate) fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
+        self.check_by(self.task.way(), engine, memory)
+    }
+
+    /// Computes it divided in a way.
+    pub(crate) fn check_by(&self, way: Way, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
         let (task, sizes) = (&self.task, &self.task.sizes);
         let mut random = Random(self.seed ^ 0x5555);
         let (type_, size) = (task.data_type, task.data_type.size());
@@ -126,7 +131,7 @@ impl Case {
             to: memory.put(&kept),
             indices: if self.keeps_indices { memory.put(&index_bytes) } else { 0 },
         };
-        let launches = task.launches().ok_or("no launches")?;
+        let launches = task.launches_by(way).ok_or("no launches")?;
         let loaded = engine.load_launches(launches, 0).map_err(|error| error.to_string())?;
         // SAFETY: memory as the task says, alive until the results were read.
         unsafe { engine.launch_all(&loaded, &buffers.addresses(), 0) }.map_err(|error| error.to_string())?;

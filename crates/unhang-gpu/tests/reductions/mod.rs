@@ -2,8 +2,8 @@
 
 use unhang_conv::DataType;
 use unhang_engine::tolerance::Tolerance;
-use unhang_gpu::GpuEngine;
 use unhang_gpu::reduction::{AXES, Axis, INDEX_BYTES, ReductionKind, Task};
+use unhang_gpu::{GpuEngine, Way};
 
 use crate::numbers::{Memory, Random, bytes_of, number_of, rounded};
 
@@ -115,6 +115,11 @@ impl Case {
 
     /// Computes it with kernels on that memory; what is wrong, in words.
     pub(crate) fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
+        self.check_by(self.task.way(36), engine, memory)
+    }
+
+    /// Computes it divided in a way.
+    pub(crate) fn check_by(&self, way: Way, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
         let task = &self.task;
         let mut random = Random(self.seed ^ 0x5555);
         let [from, to] = task.spans().ok_or("no spans")?;
@@ -126,7 +131,7 @@ impl Case {
         let (kept, kept_indices) = (bytes(&before, task.result_type), vec![0xaa; (to + 1) * INDEX_BYTES]);
         let y_at = memory.put(&kept);
         let index_at = if self.keeps_indices { memory.put(&kept_indices) } else { 0 };
-        let launches = task.launches(self.in_chunks, 36).ok_or("no launches")?;
+        let launches = task.launches_by(self.in_chunks, way).ok_or("no launches")?;
         let workspace_bytes = launches.workspace_bytes();
         let workspace = memory.put(&vec![0xff; workspace_bytes as usize + 64]);
         let loaded = engine.load_launches(launches, 0).map_err(|error| error.to_string())?;

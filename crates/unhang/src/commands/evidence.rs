@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::exchange::{self, Exported, Imported, Private};
-use unhang_evidence::{Filter, Record, RecordSource, Store, time};
+use unhang_evidence::{Filter, Record, RecordSource, Store, Tuning, time};
 use unhang_guard::input::open_plain;
 
 use super::knowledge::{open_existing_store, open_store, say_notices};
@@ -250,7 +250,8 @@ fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow:
     let with_tunings = filter.engine.is_none_or(|engine| engine == EngineName::Jit)
         && filter.verdict.is_none_or(|verdict| verdict == Verdict::Works);
     let mut tunings = if with_tunings { store.tunings() } else { Vec::new() };
-    tunings.retain(|tuning| filter.problem.as_ref().is_none_or(|problem| *problem == tuning.tuned.problem));
+    let is_wanted = |it: &Tuning| filter.problem.is_none() || it.tuned.problem.convolution() == filter.problem.as_ref();
+    tunings.retain(is_wanted);
     let private = Private::of_this_machine();
     let exported = if file == Path::new("-") {
         exchange::write(&records, &tunings, &private, &mut io::stdout().lock())?

@@ -126,7 +126,9 @@ impl PlanCommand {
             .store
             .tunings()
             .into_iter()
-            .filter(|it| it.tuned.problem == problem && (it.source == RecordSource::Rehearsal) == rehearsal)
+            .filter(|it| {
+                it.tuned.problem.convolution() == Some(&problem) && (it.source == RecordSource::Rehearsal) == rehearsal
+            })
             .collect();
         if self.json {
             let mut value = plan_to_json(&problem, &plan);

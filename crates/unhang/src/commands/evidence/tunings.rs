@@ -55,10 +55,11 @@ pub(crate) fn in_words(tuning: &Tuning) -> String {
     )
 }
 
-/// What counts for the model: real cards, these kernels, and no choice that is used only on request.
+/// What counts for the model of convolutions: real cards, these kernels, and no choice that is used only on request.
 fn shares(tunings: &[Tuning]) -> Vec<(&Tuning, f64)> {
     let counts = |it: &&Tuning| {
         is_current(it)
+            && it.tuned.problem.convolution().is_some()
             && it.source != RecordSource::Rehearsal
             && !it.tuned.choice.starts_with("half:")
             && it.tuned.share() > 0.0
@@ -81,7 +82,12 @@ pub(crate) fn summary(tunings: &[Tuning]) -> String {
     }
     let stale = tunings.iter().filter(|it| !is_current(it)).count();
     let rehearsed = tunings.iter().filter(|it| it.source == RecordSource::Rehearsal).count();
-    let mut text = format!("{} whose fastest kernels were measured", counted(tunings.len(), "convolution"));
+    let convolutions = tunings.iter().filter(|it| it.tuned.problem.convolution().is_some()).count();
+    let mut text = counted(convolutions, "convolution");
+    if convolutions < tunings.len() {
+        text += &format!(" and {}", counted(tunings.len() - convolutions, "other operation"));
+    }
+    text += " whose fastest kernels were measured";
     if stale > 0 {
         text += &format!(", {stale} of them out of date (for another version's kernels: not used)");
     }

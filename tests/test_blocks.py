@@ -188,7 +188,7 @@ def test_the_process_is_enabled_at_the_first_use_even_within_a_block() -> None:
     with unhang.enabled("aten", devices=("cpu",)):
         _enable.enable_unless_enabled("cpu_fallback", devices=("cpu",))
         assert unhang.is_enabled()
-        assert _enable.enabled_settings().strategy == "aten"
+        assert _dispatch.settings_here().strategy == "aten"
         _on_another_thread(lambda: F.conv2d(X, W))
     assert _strategies() == {"cpu_fallback": 1}
     unhang.disable()

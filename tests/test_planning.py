@@ -196,7 +196,7 @@ def test_an_enable_that_fails_leaves_what_was_on(monkeypatch: pytest.MonkeyPatch
     layer = nn.Conv2d(1, 1, 3)
     layer(torch.randn(1, 1, 5, 5))
     assert layer.get_bypass_stats()["engines"] == {"cpu": 1}
-    settings = _enable.enabled_settings()
+    settings = _dispatch.settings_here()
     assert settings is not None
     assert settings.strategy == "cpu_fallback"
     unhang.disable()

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from unhang._enable import disable, enable, enabled, is_enabled
     from unhang._gpu import wait_for_kernels
     from unhang._layers import SafeConv2d, patch_model, track, unpatch_model
-    from unhang._report import Report, report
+    from unhang._statistics import Report, report
 
 # Where each public name is defined. __getattr__ reads it, so that torch is imported only for a name that needs it.
 _HOMES = {
     "Conv2dBypassConfig": "_bypass",
     "FallbackStrategy": "_bypass",
-    "Report": "_report",
+    "Report": "_statistics",
     "SafeConv2d": "_layers",
     "Settings": "_core",
     "disable": "_enable",
@@ -51,7 +51,7 @@ _HOMES = {
     "is_enabled": "_enable",
     "patch_model": "_layers",
     "print_bypass_report": "_bypass",
-    "report": "_report",
+    "report": "_statistics",
     "track": "_layers",
     "unpatch_model": "_layers",
     "wait_for_kernels": "_gpu",

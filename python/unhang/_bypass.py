@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unhang import _enable, _statistics, _talk
+from unhang import _dispatch, _enable, _statistics, _talk
 from unhang._core import Settings
 from unhang._layers import SafeConv2d, patch_model, unpatch_model
 
@@ -94,7 +94,7 @@ def get_bypass_stats(model: nn.Module | None = None) -> dict[str, Any]:
     total = _statistics.Layer()
     for layer in _statistics_of(model):
         total.add(layer)
-    settings = _enable.enabled_settings() or Settings()
+    settings = _dispatch.settings_here() or Settings()
     return total.summary(settings.strategy)
 
 

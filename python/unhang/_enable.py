@@ -364,11 +364,6 @@ def _give_back() -> None:
         _layers.count_no_layer()
 
 
-def enabled_settings() -> Settings | None:
-    """The settings that are on for this thread, if any."""
-    return _dispatch.settings_here()
-
-
 def is_enabled() -> bool:
     """Whether convolutions of this thread are being planned."""
     return _enabled is not None or _dispatch.entered() is not None

@@ -12,9 +12,10 @@ Importing this package does not import torch; calling something that needs it do
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
-from unhang import _boundary, _core
+from unhang import _core
 from unhang._core import __version__
 
 TYPE_CHECKING = False  # typing's own would import it, which takes half of this package's import time
@@ -84,7 +85,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'unhang' has no attribute {name!r}")
-    _boundary.load_before_torch()
+    _load_before_torch()
     try:
         value = getattr(importlib.import_module(f"unhang.{home}"), name)
     except ModuleNotFoundError as error:
@@ -101,6 +102,30 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# The library at MIOpen's boundary. It plans what torch's dispatcher does not see (saved graphs, C++ extensions,
+# ``aten::miopen_*``), with the same planner: ``docs/internals/miopen-bypass.md``.
+_AT_BOUNDARY = os.path.join(os.path.dirname(__file__), "libunhang_miopen.so")
+
+
+def _load_before_torch() -> None:
+    """Loads the library at MIOpen's boundary for everything that is loaded after it, on a machine with an affected card
+    and before torch. Torch's references to MIOpen then lead to it."""
+    if "torch" in sys.modules or not os.path.exists(_AT_BOUNDARY):
+        return
+    if os.environ.get("UNHANG_MIOPEN") == "0" or os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
+        return
+    machine = _core.Machine.inspect("")
+    if not machine.affected or machine.described_by_folder:
+        return
+    # Imported here, because few programs need them and every program would wait for them.
+    import contextlib
+    import ctypes
+
+    # Another architecture, or a C library that is too old: torch is still reached through its dispatcher.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(_AT_BOUNDARY, mode=ctypes.RTLD_GLOBAL)
 
 
 _core.refuse_free_threaded()

@@ -6,6 +6,8 @@ compute, as if ours were not there.
 
 From torch 2.10 on, torch calls Rust kernels (``unhang-py``'s ``direct``), which compute what is known and leave the
 rest to those here. Before, it calls those here (:mod:`unhang._direct`).
+
+On an affected card MIOpen's own ops are ours too.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from unhang import _convolve, _core, _direct, _doors
+from unhang import _convolve, _core, _direct, _engines
 from unhang._core import Settings, Ticket
 from unhang._engines import (
     NO_FLAGS,
@@ -219,7 +221,7 @@ def _leave_gradients_to_the_dispatcher(operators: Any) -> None:
     """Removes the gradients' op from the table of those that Inductor's ``cpp_wrapper`` calls directly, past the
     dispatcher. Before torch 2.12 it cannot call that op otherwise, and compiling ends with an error. On an affected
     card that is better than MIOpen."""
-    if not (_CALLS_WITH_OPTIONAL_LISTS or _doors.are_closed()):
+    if not (_CALLS_WITH_OPTIONAL_LISTS or _engines.miopens_ops_are_closed):
         return
     name, table = "aten.convolution_backward.default", getattr(operators, "inductor_fallback_ops", None)
     if isinstance(table, dict):
@@ -315,6 +317,104 @@ def _kernels(device: str) -> dict[str, Any]:
         "_convolution": _kernel(convolution_with_flags),
         "convolution_backward": _kernel(convolution_backward),
     }
+
+
+# ---- MIOpen's own ops, closed on an affected card ----
+#
+# A saved graph contains ``cudnn_enabled=True`` for its batch norms, whatever the process's flag says, and every MIOpen
+# op can be called by name. On an affected card those ops are replaced: by our planned convolutions, by torch's own
+# batch norm, or by an error if torch has nothing of the same shape. They stay replaced for the life of the process.
+#
+# The replacements are in front of the backends' kernels and do not take their place. If the plan itself says MIOpen,
+# torch calls the same op, which must reach MIOpen.
+
+# Every call passes this key, on tensors of any device and in inference mode too. It is above the backends and below
+# autograd.
+_EVERY_CALL = "BackendSelect"
+
+
+def close_miopens_ops() -> None:
+    """Replaces MIOpen's own ops, once."""
+    with _lock:
+        if _engines.miopens_ops_are_closed:
+            return
+        library = torch.library.Library("aten", "IMPL")
+        for name, kernel in _REPLACEMENTS.items():
+            if hasattr(torch.ops.aten, name):
+                library.impl(name, _unless_planned(name, kernel), _EVERY_CALL)
+        _behind.append(library)
+        _engines.miopens_ops_are_closed = True
+
+
+def _unless_planned(name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement, or the original op if one of our engines computes with it."""
+
+    @functools.wraps(replacement)
+    def kernel(*arguments: Any) -> Any:
+        if not _engines.reaches_miopen():
+            return replacement(*arguments)
+        op = getattr(torch.ops.aten, name).default
+        return op._op_dk(getattr(torch._C.DispatchKey, KEYS[arguments[0].device.type]), *arguments)
+
+    return kernel
+
+
+def _batch_norm(*arguments: Any) -> Any:
+    return torch.ops.aten.native_batch_norm(*arguments)
+
+
+def _batch_norm_backward(input: Tensor, grad_output: Tensor, weight: Tensor, *rest: Any) -> Any:
+    *statistics, epsilon = rest
+    return torch.ops.aten.native_batch_norm_backward(
+        grad_output, input, weight, *statistics, True, epsilon, [True, True, True]
+    )
+
+
+def _convolution(
+    self: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int], stride: list[int], *rest: Any
+) -> Any:
+    dilation, groups = rest[:2]
+    no_padding = [0] * len(stride)
+    return torch.ops.aten.convolution(self, weight, bias, stride, padding, dilation, False, no_padding, groups)
+
+
+def _convolution_transpose(
+    self: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int], output_padding: list[int], *rest: Any
+) -> Any:
+    stride, dilation, groups = rest[:3]
+    return torch.ops.aten.convolution(self, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+def _convolution_relu(
+    self: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], *rest: Any
+) -> Any:
+    return _convolution(self, weight, bias, padding, stride, *rest).relu_()
+
+
+def _convolution_add_relu(self: Tensor, weight: Tensor, z: Tensor, alpha: float | None, *rest: Any) -> Any:
+    bias, stride, padding, *others = rest
+    output = _convolution(self, weight, bias, padding, stride, *others)
+    return output.add_(z, alpha=1.0 if alpha is None else alpha).relu_()
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "unhang: an RNN of MIOpen's was called by name on an affected card, where nothing of MIOpen runs unproven; "
+        "nn.LSTM, nn.GRU and nn.RNN use torch's own kernels while torch.backends.cudnn.enabled is False"
+    )
+
+
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "miopen_batch_norm": _batch_norm,
+    "miopen_batch_norm_backward": _batch_norm_backward,
+    "miopen_convolution": _convolution,
+    "miopen_depthwise_convolution": _convolution,
+    "miopen_convolution_transpose": _convolution_transpose,
+    "miopen_convolution_relu": _convolution_relu,
+    "miopen_convolution_add_relu": _convolution_add_relu,
+    "miopen_rnn": _refuse,
+    "miopen_rnn_backward": _refuse,
+}
 
 
 # ---- our own op: a layer's settings travel through compiled and traced graphs as a token ----

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unhang import _convolve, _core, _dispatch, _doors, _engines, _gpu, _layers, _watchdog
+from unhang import _convolve, _core, _dispatch, _engines, _gpu, _layers, _watchdog
 from unhang._core import Settings
 from unhang._state import (
     environment_variable,
@@ -226,7 +226,7 @@ def _prepare(current: _Enabled) -> None:
             _tried.update(gpus)
             _convolve.replan()  # there are new verdicts
         if endangered:
-            _doors.close()
+            _dispatch.close_miopens_ops()
             if current.protect:
                 if _cudnn_before is None:
                     _cudnn_before = _engines.cudnn_flags()

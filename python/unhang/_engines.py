@@ -9,15 +9,17 @@ Tensors arrive four-dimensional; 1-d convolutions have already got a height of o
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 
-from unhang import _boundary, _core, _doors
+from unhang import _AT_BOUNDARY, _core
 from unhang._state import renewed_after_fork, threads
 from unhang._talk import is_of_a_handler
 
@@ -122,7 +124,7 @@ class MiopenEngine:
     """Torch with AMD's convolution library; on an affected card, never with its exhaustive search."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        with _boundary.planned(), _doors.open_for_this_thread():
+        with planned(), reaching_miopen():
             output: Tensor = _original_forward(
                 _KEY, input, weight, bias, *geometry, _may_search(task), deterministic(), True, allows_tf32()
             )
@@ -131,7 +133,7 @@ class MiopenEngine:
     def backward(
         self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
-        with vendor_library(on=True, benchmark=_may_search(task)), _boundary.planned(), _doors.open_for_this_thread():
+        with vendor_library(on=True, benchmark=_may_search(task)), planned(), reaching_miopen():
             return call_original_backward(grad_output, input, weight, geometry, mask)
 
 
@@ -363,8 +365,8 @@ def call_with_flags(
     """What torch would have done by itself for a call with these flags. If the third is set, torch for HIP calls a
     MIOpen op, which would call this again if it were replaced."""
     output: Tensor
-    if flags[2] and _doors.are_closed():
-        with _doors.open_for_this_thread():
+    if flags[2] and miopens_ops_are_closed:
+        with reaching_miopen():
             output = _original_forward(_KEY, input, weight, bias, *geometry, *flags)
     else:
         output = _original_forward(_KEY, input, weight, bias, *geometry, *flags)
@@ -405,6 +407,62 @@ def vendor_library(*, on: bool, benchmark: bool = False) -> Iterator[None]:
         finally:
             if before != wanted:
                 set_cudnn_flags(*before)
+
+
+# ---- our own calls of MIOpen, which pass where the calls of others are planned first ----
+
+#: Whether MIOpen's own ops in torch were replaced (:mod:`unhang._dispatch`).
+miopens_ops_are_closed = False
+_thread = threading.local()
+
+
+def reaches_miopen() -> bool:
+    """Whether MIOpen's own ops are the original ones on this thread."""
+    return getattr(_thread, "is_open", False)
+
+
+@contextmanager
+def reaching_miopen() -> Iterator[None]:
+    """While this is held, MIOpen's own ops are the original ones on this thread, because an engine needs them."""
+    before = reaches_miopen()
+    _thread.is_open = True
+    try:
+        yield
+    finally:
+        _thread.is_open = before
+
+
+class planned:
+    """While this is held, the thread's MIOpen calls count as already planned, and pass the library at MIOpen's boundary
+    untouched."""
+
+    __slots__ = ()
+
+    _say: Callable[[int], None] | None = None
+    _asked = False
+
+    def __enter__(self) -> None:
+        if not planned._asked:
+            planned._say, planned._asked = _find_boundary(), True
+        if planned._say is not None:
+            planned._say(1)
+
+    def __exit__(self, *_: object) -> None:
+        if planned._say is not None:
+            planned._say(0)
+
+
+def _find_boundary() -> Callable[[int], None] | None:
+    """The library's function, if the library is preloaded, was loaded before torch, or came with torch by auditing."""
+    for name in (None, os.environ.get("UNHANG_MIOPEN"), _AT_BOUNDARY):
+        # Finds only what is already loaded.
+        mode = ctypes.DEFAULT_MODE if not name else os.RTLD_NOLOAD | os.RTLD_NOW
+        with suppress(OSError, AttributeError):
+            found = ctypes.CDLL(name or None, mode=mode).unhang_miopen_planned
+            found.argtypes, found.restype = [ctypes.c_int], None
+            say: Callable[[int], None] = found
+            return say
+    return None
 
 
 # ---- whose fault an error is: only an engine's own counts against it ----

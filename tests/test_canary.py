@@ -10,14 +10,14 @@ import sys
 import pytest
 import torch
 
-from unhang import _canary, _core, _state
+from unhang import _core, _state, _trials
 
 
 def ask(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
     # None of this machine's accelerators: what is asked here must not depend on them.
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "unhang._canary", *arguments],
+        [sys.executable, "-m", "unhang._trials", "canary", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -48,8 +48,8 @@ def test_miopen_can_be_rehearsed() -> None:
 
 
 def test_it_ends_with_whoever_started_it() -> None:
-    start = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'unhang._canary', 'aten', '--rehearsed'])"
-    environment = {**os.environ, _canary.REHEARSAL: "hang"}
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'unhang._trials', 'canary', 'aten', '--rehearsed'])"
+    environment = {**os.environ, _trials.REHEARSAL: "hang"}
     parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout
     # It says which torch it has, and hangs.
@@ -66,7 +66,7 @@ def test_it_does_not_begin_once_its_parent_has_ended(waited_for: bool) -> None:
         if waited_for:
             ended.wait()
         environment = {**os.environ, "UNHANG_CHILD_OF": str(ended.pid)}
-        command = [sys.executable, "-m", "unhang._canary", "aten", "--rehearsed"]
+        command = [sys.executable, "-m", "unhang._trials", "canary", "aten", "--rehearsed"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (done.returncode, done.stdout) == (1, "")
 
@@ -75,8 +75,8 @@ def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     def raises(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
         raise RuntimeError("HIP error: invalid device function\nmany more lines")
 
-    monkeypatch.setattr(_canary, "_child", raises)
-    _canary._main(["aten"])
+    monkeypatch.setattr(_trials, "_try_canary", raises)
+    _trials.canary(["aten"])
     answer = _core.canary_answer("error", "RuntimeError: HIP error: invalid device function")
     assert capsys.readouterr().out == answer + "\n"
 

@@ -611,7 +611,7 @@ def test_a_torch_that_nobody_tried_is_tried_in_a_child(monkeypatch: pytest.Monke
     assert _direct._is_sound_in_a_child()
     assert _direct._is_sound_in_a_child()
     # Once for each torch, and as every child is: nothing is imported from the working folder.
-    assert children == [_gpu.start_python("unhang._canary", ["direct"])[0]]
+    assert children == [_gpu.start_python("unhang._trials", ["canary", "direct"])[0]]
 
 
 def test_a_child_that_crashes_leaves_every_call_to_python(monkeypatch: pytest.MonkeyPatch) -> None:

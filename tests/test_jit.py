@@ -567,7 +567,7 @@ def test_the_canary_tries_every_family() -> None:
     asked = gpu.families
     assert asked[0] == "plain"
     assert {"gemm", "weights", "depthwise", "winograd"} <= set(asked)
-    command = [sys.executable, "-m", "unhang._canary", "jit", "--device", "0", "--families", *asked]
+    command = [sys.executable, "-m", "unhang._trials", "canary", "jit", "--device", "0", "--families", *asked]
     outcome = _core.supervise(command, 120.0)
     verdicts, hung = outcome.families(asked)
     assert not hung

@@ -96,7 +96,7 @@ def test_unproven_families_stay_out_and_say_so(card: _core.Gpu) -> None:
 
 def test_the_canary_of_the_plain_family_passes_in_a_child(card: _core.Gpu) -> None:
     """The child that `enable` starts, with the family that compiles fastest."""
-    command = [sys.executable, "-m", "unhang._canary", "jit", "--rehearsed", "--families", "plain"]
+    command = [sys.executable, "-m", "unhang._trials", "canary", "jit", "--rehearsed", "--families", "plain"]
     outcome = _core.supervise(command, 170.0)
     verdicts, hung = outcome.families(["plain"])
     assert not hung

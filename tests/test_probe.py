@@ -50,7 +50,7 @@ class Child:
 @contextmanager
 def child() -> Iterator[Child]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "unhang._probe_child", "--device", "cpu"]
+    command = [sys.executable, "-m", "unhang._trials", "probe", "--device", "cpu"]
     process = subprocess.Popen(
         command,
         stdin=theirs,
@@ -105,7 +105,7 @@ def test_engines_are_tried_in_every_direction_type_and_layout() -> None:
 
 
 def test_wrong_numbers_are_measured() -> None:
-    from unhang._probe_child import _compare
+    from unhang._trials import _compare
 
     right = torch.tensor([1.0, -4.0, 2.0, 0.5])
     assert _compare(right, right) == (0.0, 0)
@@ -116,7 +116,7 @@ def test_wrong_numbers_are_measured() -> None:
 
 
 def ask_once(*arguments: str, folder: Path) -> Any:
-    command = [sys.executable, "-m", "unhang._probe_child", *arguments]
+    command = [sys.executable, "-m", "unhang._trials", "probe", *arguments]
     environment = subprocess_environment()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

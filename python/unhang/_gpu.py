@@ -187,8 +187,8 @@ def start_python(module: str, arguments: list[str]) -> tuple[list[str], list[tup
 
 
 def supervise_canary(arguments: list[str], seconds: float) -> _core.Outcome:
-    """Runs the canary's module to its end within a deadline, which starts when it has imported torch."""
-    command, changes = start_python("unhang._canary", arguments)
+    """Runs a canary to its end within a deadline, which starts when it has imported torch."""
+    command, changes = start_python("unhang._trials", ["canary", *arguments])
     return _core.supervise_canary(command, seconds, changes)
 
 

@@ -176,7 +176,7 @@ fn run_by_python(trial: Trial, python: &Python, machine: &Machine) -> anyhow::Re
     }
     let python = python.path.display().to_string();
     let deadline = trial.deadline();
-    let child = apart(PythonStart::module(&python, "unhang._canary", &[trial.name()]).supervised(deadline));
+    let child = apart(PythonStart::module(&python, "unhang._trials", &["canary", trial.name()]).supervised(deadline));
     let (outcome, began) = canary::try_in(&child)?;
     let (verdict, detail) = if began { canary::judge(&outcome, deadline) } else { canary::never_began(&outcome) };
     if began {

@@ -27,7 +27,7 @@ fn python(folder: &Path, child: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = folder.join("python");
     // With -c and code alone, it is asked what it has; with more words, it runs the module that the first one names.
-    let start = "[ $# = 2 ] && exit 0\n[ \"$3\" = unhang._canary ] || exit 9\nshift\n\
+    let start = "[ $# = 2 ] && exit 0\n[ \"$3 $4\" = 'unhang._trials canary' ] || exit 9\nshift 2\n\
                  say() { echo \"$UNHANG_CHILD_NONCE $*\"; }";
     fs::write(&path, format!("#!/bin/sh\n{start}\n{child}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -29,8 +29,8 @@ const FAMILIES: [(&str, &str); 5] = [
     ("fft", "MIOPEN_DEBUG_CONV_FFT"),
 ];
 const ONLY_SOLVER: &str = "MIOPEN_DEBUG_FIND_ONLY_SOLVER";
-/// The Python child.
-const CHILD: &str = "unhang._probe_child";
+/// The Python child's module.
+const CHILD: &str = "unhang._trials";
 /// The prefix of the Python child's one-line answers.
 const ANSWER: &str = "unhang-probe ";
 /// How long Python may take to import torch and describe it.
@@ -83,7 +83,8 @@ impl Python {
     /// The child for an engine under a variant.
     pub(crate) fn launch(&self, engine: EngineName, variant: &str) -> Launch {
         let device = if self.accelerator { "cuda" } else { "cpu" };
-        let PythonStart { command, mut environment } = PythonStart::module(&self.program, CHILD, &["--device", device]);
+        let PythonStart { command, mut environment } =
+            PythonStart::module(&self.program, CHILD, &["probe", "--device", device]);
         if engine == EngineName::Miopen {
             environment.extend(self::environment(variant));
         }
@@ -107,7 +108,8 @@ pub(crate) fn record_model(program: &Path, model: &str, input: &str) -> anyhow::
 fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result<Value> {
     let name = program.display().to_string();
     let hint = "hint: name a Python that has torch and unhang with --python";
-    let outcome = supervise(&PythonStart::module(&name, CHILD, arguments).supervised(deadline)).context(hint)?;
+    let arguments = [&["probe"][..], arguments].concat();
+    let outcome = supervise(&PythonStart::module(&name, CHILD, &arguments).supervised(deadline)).context(hint)?;
     let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
     let failed = |how: &str| {
         let last_words = printable(outcome.last_words());

@@ -1,17 +1,22 @@
-"""The child of ``unhang probe``: tries convolutions on engines through torch, one after another, as requested.
+"""The children in which convolutions are tried on engines, because a trial may hang, crash or compute nonsense.
 
-``python -m unhang._probe_child --device cuda|cpu`` speaks the prober's protocol (``protocol.rs`` of ``unhang-probe``):
-one JSON value a line over the socket that is its standard input. What torch and the GPU's libraries print goes wherever
-the prober sent standard output and error. ``--describe`` says which torch this is; ``--record MODULE:FACTORY --input
-SHAPE`` says which convolutions a model uses. Both answer with one line.
+``python -m unhang._trials canary ENGINE`` computes a few small convolutions in all three directions on the accelerator,
+compares them with the CPU, and answers with one line. `enable` starts it before an engine computes in its process
+(:mod:`unhang._gpu`). So does `unhang doctor --self-test`, also for matrix products and half precision. ``direct`` tries
+the direct path (:mod:`unhang._direct`). The Rust side tries our own kernel families, and defines every message and its
+meaning.
 
-On a GPU a call that returns has only been queued, so an event follows each and is polled, never waited for: this
-process stays able to say that it lives. Our CPU engine says whether the numbers are right.
+``python -m unhang._trials probe --device cuda|cpu`` is the child of ``unhang probe``. It tries convolutions one after
+another, as requested, in the prober's protocol (``protocol.rs`` of ``unhang-probe``): one JSON value a line over the
+socket that is its standard input. What torch and the GPU's libraries print goes wherever the prober sent standard
+output and error. ``--describe`` says which torch this is; ``--record MODULE:FACTORY --input SHAPE`` says which
+convolutions a model uses. Both answer with one line.
+
+Torch is imported late: a child can say that it lives, and end with its parent, while that takes its time.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import importlib
 import json
@@ -28,7 +33,181 @@ if TYPE_CHECKING:
     import torch
 
     from unhang import _core
-    from unhang._engines import Task
+    from unhang._engines import Engine, Task
+
+# ---- the canary ----
+
+#: Makes a rehearsed canary behave like a bad card: "hang", "crash" or "wrong".
+REHEARSAL = "UNHANG_REHEARSE_CANARY"
+
+
+def _try_canary(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
+    import torch
+
+    from unhang import _core
+    from unhang._engines import AtenEngine, MiopenEngine
+    from unhang._state import torch_build
+
+    print(_core.canary_torch(torch_build()), flush=True)
+    mood = os.environ.get(REHEARSAL) if rehearsed else None
+    if mood == "hang":
+        while True:
+            time.sleep(60)
+    if mood == "crash":
+        os.abort()
+    runners: dict[str, Engine] = {"aten": AtenEngine(), "miopen": MiopenEngine()}
+    trials = {"matmul": _try_matmul, "half": _try_half}
+    if engine == "direct":
+        return _try_direct()
+    if engine not in (*runners, *trials, "jit"):
+        return "unsupported", f"{engine} has no canary: expected jit, {', '.join((*runners, *trials))}"
+    if engine == "miopen" and torch.version.hip is None and not rehearsed:
+        return "unsupported", "not here: this torch is not built for ROCm"
+    if not rehearsed and not torch.cuda.is_available():
+        return "unsupported", f"not here: torch {torch.__version__} sees no accelerator"
+    if engine == "jit":
+        return _try_families(arguments, rehearsed=rehearsed)
+    device = "cpu" if rehearsed else f"cuda:{_device_of(arguments)}"
+    if engine in trials:
+        error = trials[engine](device)
+        worst, limit, unit = error, 1.0, "of what rounding explains"
+    else:
+        limit = _core.canary_tolerance("f32")
+        worst, unit = _largest_relative_error(runners[engine], device), "relative"
+    if mood == "wrong":
+        worst = 2.0 * limit
+    prefix = "rehearsed on the CPU: " if rehearsed else ""
+    said = f"largest error {worst:.2f} {unit}" if unit != "relative" else f"largest relative error {worst:.1e}"
+    return "works" if worst <= limit else "wrong", prefix + said
+
+
+def _largest_relative_error(runner: Engine, device: str) -> float:
+    """The largest relative error of a few convolutions in all three directions."""
+    import torch
+
+    from unhang._engines import Geometry, Task, below_autograd
+
+    worst = 0.0
+    # Sizes on both sides of those that hang in users' reports, a stride and a group.
+    for channels, size, stride, groups in ((16, 32, 1, 1), (16, 48, 1, 1), (32, 64, 2, 1), (32, 28, 1, 32)):
+        x = torch.randn(1, channels, size, size)
+        w = torch.randn(32, channels // groups, 3, 3)
+        geometry = Geometry([stride, stride], [1, 1], [1, 1], False, [0, 0], groups)
+        y = torch.nn.functional.conv2d(x, w, None, stride, 1, 1, groups)
+        expected = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, [True, True, False])[:2]
+        # Torch's own kernels look at tensors; the trial is for an affected card.
+        task = Task(None, torch.contiguous_format, [1, 1], affected=True)  # type: ignore[arg-type]
+        on_device = [tensor.to(device) for tensor in (y, x, w)]
+        # Engines compute below autograd, as they do when the dispatcher calls them.
+        with below_autograd():
+            output = runner.forward(task, on_device[1], on_device[2], None, geometry)
+            gradients = runner.backward(task, on_device[0], on_device[1], on_device[2], geometry, (True, True, False))
+        for got, want in ((output, y), (gradients[0], expected[0]), (gradients[1], expected[1])):
+            assert got is not None
+            error = (got.to("cpu") - want).abs().max() / want.abs().max()
+            worst = max(worst, error.item() if error.isfinite() else float("inf"))
+    return worst
+
+
+# Rows, inner size and columns: square, a linear layer's, one row, sizes that no tile divides, a batch of attention.
+_PRODUCTS = ((256, 256, 256), (64, 768, 3072), (1, 512, 1000), (129, 67, 33), (77, 64, 77))
+
+
+def _try_matmul(device: str) -> float:
+    """The largest error of matrix products in single precision, relative to what rounding explains."""
+    import torch
+
+    return max(_product_error(shape, torch.float32, device) for shape in _PRODUCTS)
+
+
+def _try_half(device: str) -> float:
+    """The largest error of matrix products in half precision, and of a convolution without the vendor's library."""
+    import torch
+
+    worst = max(_product_error(shape, torch.float16, device) for shape in _PRODUCTS)
+    x, w = torch.randn(1, 32, 24, 24).half(), torch.randn(32, 32, 3, 3).half()
+    with torch.backends.cudnn.flags(enabled=False):
+        got = torch.nn.functional.conv2d(x.to(device), w.to(device), padding=1)
+    want = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+    return max(worst, _error_beyond_rounding(got, want, torch.float16))
+
+
+def _product_error(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
+    import torch
+
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+    return _error_beyond_rounding(a.to(device) @ b.to(device), a.double() @ b.double(), dtype)
+
+
+def _error_beyond_rounding(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> float:
+    """The largest error relative to what the type's rounding explains; infinite if a value is not finite."""
+    from unhang import _core
+    from unhang._engines import DATA_TYPES
+
+    limit = _core.canary_tolerance(DATA_TYPES[dtype]) * want.abs().max()
+    error = (got.to("cpu").double() - want).abs().max() / limit
+    return error.item() if error.isfinite() else float("inf")
+
+
+def _device_of(arguments: list[str]) -> int:
+    return int(arguments[arguments.index("--device") + 1]) if "--device" in arguments else 0
+
+
+def _try_families(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
+    from unhang import _gpu
+    from unhang._state import state
+
+    index = _gpu.REHEARSED if rehearsed else _device_of(arguments)
+    wanted = arguments[arguments.index("--families") + 1 :] if "--families" in arguments else []
+    kernels = _gpu.found(index)
+    if isinstance(kernels, str):
+        return "unsupported", f"not here: {kernels}"
+    return state().session.try_families(index, kernels, wanted)
+
+
+def _try_direct() -> tuple[str, str]:
+    """Tries the direct path with a torch with which nobody has tried it."""
+    import torch
+
+    from unhang import _core, _direct, _dispatch
+
+    x, w, b = leaves = [torch.randn(it, requires_grad=True) for it in ((2, 4, 7, 6), (6, 2, 3, 2), (6,))]
+
+    def compute() -> list[torch.Tensor]:
+        y = torch.nn.functional.conv2d(x, w, b, stride=(2, 1), padding=(1, 0), groups=2)
+        return [y, *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+    plain = compute()
+    _direct._is_open = _direct.open_here()
+    if not _direct._is_open:
+        return "unsupported", "an entry of torch's is missing or returns something unexpected"
+    _dispatch.register("cpu")
+    for settings in (_core.Settings(strategy="cpu_fallback"), None):
+        _core.activate("cpu", settings)
+        for _ in range(8):
+            error = max(float((got - want).abs().max()) for got, want in zip(compute(), plain))
+            if not error < 1e-3:
+                return "wrong", f"a result is off by {error:.1e}"
+    return "works", "results and gradients are right"
+
+
+def canary(arguments: list[str]) -> None:
+    """Tries what the first argument names, and answers with one line."""
+    from unhang import _core
+
+    try:
+        verdict, detail = _try_canary(arguments[0], rehearsed="--rehearsed" in arguments[1:], arguments=arguments[1:])
+    except Exception as error:  # whatever torch raises, it returned and says why
+        lines = str(error).splitlines() or [""]
+        verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"
+    print(_core.canary_answer(verdict, detail), flush=True)
+
+
+# ---- the probe ----
+#
+# On a GPU a call that returns has only been queued, so an event follows each and is polled, never waited for: this
+# process stays able to say that it lives. Our CPU engine says whether the numbers are right.
 
 #: The prefix of the one-line answers of ``--describe`` and ``--record``.
 _ANSWER = "unhang-probe "
@@ -90,7 +269,7 @@ def _serve(device: str) -> None:
         answer = {"say": "answer", "id": request["id"], "ended": "computed"}
         try:
             if request.get("canary"):
-                _canary(device)
+                _show_that_it_computes(device)
             else:
                 stage = _stage_teller(wire, request["id"])
                 answer.update(_attempt(request["problem"], request["engine"], device, stage))
@@ -115,8 +294,8 @@ def _stage_teller(wire: _Wire, number: int) -> Callable[[str], None]:
     return lambda stage: wire.say(say="stage", id=number, stage=stage)
 
 
-def _canary(device: str) -> None:
-    """Shows that the device computes at all: a copy there, an addition, a copy back."""
+def _show_that_it_computes(device: str) -> None:
+    """A copy to the device, an addition, a copy back."""
     import torch
 
     numbers = torch.arange(1024, dtype=torch.float32)
@@ -143,7 +322,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
         return {"ended": "unsupported", "detail": f"{engine_name} does not compute on CPU tensors"}
     case = _Case(problem)
     expected = case.expected()
-    on_device = case.to(device)
+    case.move_to(device)
     task = Task(
         problem,
         case.memory_format,
@@ -155,9 +334,9 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
 
     def once() -> torch.Tensor:
         if problem.direction == "forward":
-            return engine.forward(task, on_device.input, on_device.weight, None, case.geometry)
+            return engine.forward(task, case.input, case.weight, None, case.geometry)
         mask = (problem.direction == "backward-data", problem.direction == "backward-weights", False)
-        gradients = engine.backward(task, on_device.grad_output, on_device.input, on_device.weight, case.geometry, mask)
+        gradients = engine.backward(task, case.grad_output, case.input, case.weight, case.geometry, mask)
         found = gradients[0] if mask[0] else gradients[1]
         assert found is not None
         return found
@@ -217,40 +396,22 @@ class _Case:
         self.weight = numbers(problem.weight_shape)
         self.grad_output = self.input if problem.direction == "forward" else numbers(problem.output_shape)
 
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.problem.direction == "forward":
-            return self.input, self.weight
-        if self.problem.direction == "backward-data":
-            return self.grad_output, self.weight
-        return self.input, self.grad_output
-
     def expected(self) -> torch.Tensor:
         """The correct result, from our CPU engine."""
-        import torch
+        from unhang._engines import run_on_cpu
 
-        from unhang import _core
+        first, second = {
+            "forward": (self.input, self.weight),
+            "backward-data": (self.grad_output, self.weight),
+            "backward-weights": (self.input, self.grad_output),
+        }[self.problem.direction]
+        return run_on_cpu(self.problem, first, second, None, self.memory_format, by_definition=True)
 
-        first, second = self.operands()
-        result = torch.empty(self.problem.result_shape, dtype=first.dtype)
-        result = result.contiguous(memory_format=self.memory_format)
-        _core.run_cpu(
-            self.problem,
-            (first.data_ptr(), first.numel()),
-            (second.data_ptr(), second.numel()),
-            None,
-            (result.data_ptr(), result.numel()),
-            torch.get_num_threads(),
-            by_definition=True,
+    def move_to(self, device: str) -> None:
+        """Moves the tensors to that device."""
+        self.input, self.weight, self.grad_output = (
+            it.to(device) for it in (self.input, self.weight, self.grad_output)
         )
-        return result
-
-    def to(self, device: str) -> _Case:
-        other = object.__new__(_Case)
-        other.__dict__.update(self.__dict__)
-        if device != "cpu":
-            for name in ("input", "weight", "grad_output"):
-                setattr(other, name, getattr(self, name).to(device))
-        return other
 
 
 def _wait(device: str) -> None:
@@ -388,8 +549,11 @@ def _answer(answer: dict[str, Any]) -> None:
     print(_core.child_answer(_ANSWER + json.dumps(answer)), flush=True)
 
 
-def _main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m unhang._probe_child", description=__doc__)
+def probe(arguments: list[str]) -> None:
+    """Serves a prober, or answers a single question."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m unhang._trials probe")
     parser.add_argument("--describe", action="store_true")
     parser.add_argument("--record", metavar="MODULE:FACTORY")
     parser.add_argument("--input", metavar="SHAPE", default="")
@@ -404,4 +568,11 @@ def _main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    what, *rest = sys.argv[1:]
+    if what == "canary":
+        from unhang._core import end_with_parent
+
+        end_with_parent()
+        canary(rest)
+    else:
+        probe(rest)

@@ -476,7 +476,7 @@ def test_a_second_start_compiles_nothing_and_an_end_does_not_wait(tmp_path: Path
     environment = subprocess_environment(XDG_CACHE_HOME=str(tmp_path / "warm"), UNHANG_HOME=str(tmp_path / "home"))
     for at_least in (2, 0):
         warm = subprocess.run(
-            [sys.executable, "-m", "unhang._warm", "--json"],
+            [sys.executable, "-m", "unhang._commands", "warm", "--json"],
             env=environment,
             capture_output=True,
             text=True,

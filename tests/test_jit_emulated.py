@@ -19,7 +19,7 @@ import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
 from emulating import emulated_card, let
-from unhang import _convolve, _core, _direct, _gpu, _state, _warm, _watchdog
+from unhang import _commands, _convolve, _core, _direct, _gpu, _state, _watchdog
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_what_is_compared_is_what_was_launched_though_another_thread_swaps_kerne
 def test_warming_without_a_gpu_says_so() -> None:
     environment = subprocess_environment(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
     done = subprocess.run(
-        [sys.executable, "-m", "unhang._warm"], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "unhang._commands", "warm"], env=environment, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (3, "")
     assert "no accelerator" in done.stderr
@@ -246,7 +246,7 @@ def test_what_was_warmed_is_json_with_a_schema(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(_gpu, "found", lambda index: card)
-    assert _warm.main(["--json"]) == 0
+    assert _commands.warm(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["compiler"], found["failed"]) == (1, card.compiler, [])
 

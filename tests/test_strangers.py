@@ -37,7 +37,7 @@ def shared(tmp_path: Path) -> Path:
     for name in NAMES:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(mark)
-    for name in ("_trials", "_warm", "_demo"):
+    for name in ("_trials", "_commands"):
         (folder / "unhang" / f"{name}.py").write_text(mark + answer)
     (folder / "sitecustomize.py").write_text(mark)
     return folder

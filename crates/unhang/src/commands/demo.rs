@@ -1,7 +1,7 @@
 //! `unhang demo`: a guided first run on whatever is available.
 //!
 //! Each section does something real on a real artefact, and says what kind of evidence it gives. A new capability adds
-//! a section: one entry in [`SECTIONS`] if it needs no torch, or one in the Python package's `_demo` if it does.
+//! a section: one entry in [`SECTIONS`] if it needs no torch, or one in the Python package's `_commands` if it does.
 
 mod card;
 mod gpu;
@@ -204,8 +204,8 @@ fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode
     let folder = LastingFolder::for_work()?;
     example::write(folder.path()).context("cannot write the example machine")?;
     let example = folder.path().display().to_string();
-    let arguments = ["--first", &first_number.to_string(), "--example", &example];
-    let status = PythonStart::module(&name, "unhang._demo", &arguments)
+    let arguments = ["demo", "--first", &first_number.to_string(), "--example", &example];
+    let status = PythonStart::module(&name, "unhang._commands", &arguments)
         .to_command()
         .status()
         .with_context(|| format!("cannot start {}", python.display()))?;

@@ -199,8 +199,8 @@ impl Warm {
             let found = format!("{} has no torch, or unhang is not installed in it", python.display());
             return Err(anyhow::anyhow!("hint: name another with --python").context(found));
         }
-        let arguments: &[&str] = if self.selected.json { &["--json"] } else { &[] };
-        let status = run(PythonStart::module(&name, "unhang._warm", arguments))?;
+        let arguments: &[&str] = if self.selected.json { &["warm", "--json"] } else { &["warm"] };
+        let status = run(PythonStart::module(&name, "unhang._commands", arguments))?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::from(2), ExitCode::from))
     }
 }

@@ -1,8 +1,10 @@
-"""The part of ``unhang demo`` that runs PyTorch. Its sections go on where the program's end."""
+"""The parts of two commands of the program that need a Python with torch: ``unhang demo`` and ``unhang kernels warm
+--seen``. The program starts them as ``python -m unhang._commands demo|warm``, after it has found torch there."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -11,13 +13,58 @@ import tempfile
 import textwrap
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import unhang
-from unhang import _convolve, _gpu
+from unhang import _core, _gpu, _talk
+from unhang._state import state
+
+# ---- unhang kernels warm --seen ----
+
+# The program's exit codes: something could not be compiled; it could not tell.
+_FAILED, _CANNOT_TELL = 2, 3
+
+
+def warm(arguments: list[str]) -> int:
+    """Compiles in advance what earlier runs on this machine asked for, prints how much, and returns the exit code.
+
+    Torch has its own compiler, and its output is filed under that compiler's version. The GPU is asked what it is, but
+    nothing runs on it.
+    """
+    gpu = _gpu.found(torch.cuda.current_device()) if torch.cuda.is_available() else "torch sees no accelerator"
+    if isinstance(gpu, str):
+        _talk.say(f"our GPU kernels cannot be compiled for this machine's GPU: {gpu}")
+        return _CANNOT_TELL
+    current = state()
+    keys = [key for key, _ in current.store.seen(current.machine.fingerprint)]
+    failures: list[str] = []
+    progress = _talk.Progress(f"compiling for {gpu.name}:", len(keys))
+
+    def compile_one(key: str) -> None:
+        try:
+            gpu.warm(_core.Problem.from_key(key))
+        except (_core.GpuFailure, _core.GpuDeclined, ValueError) as error:
+            failures.append(f"{key}: {error}")
+        progress.one_more()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(compile_one, keys))
+    progress.end()
+    for failure in failures:
+        _talk.say(failure)
+    if "--json" in arguments:
+        done = {"compiler": gpu.compiler, "problems": len(keys), "kernels": gpu.compiled, "failed": failures}
+        print(json.dumps({"schema": 1, **done}))
+    else:
+        print(f"{len(keys)} convolutions seen on this machine, {gpu.compiled} kernels compiled now ({gpu.compiler})")
+    return _FAILED if failures else 0
+
+
+# ---- unhang demo: its sections go on where the program's end ----
 
 STEPS = 20
 # Seconds that the rehearsed training may take.
@@ -82,6 +129,8 @@ def train(device: str) -> tuple[list[float], float, SmallNetwork]:
 
 def show_training(number: int, device: str) -> None:
     """Trains the same network with and without unhang."""
+    from unhang import _convolve
+
     heading(number, "A network trained through unhang, forward and backward", "measured")
     print(f"{STEPS} steps from the same start on {device}, torch {torch.__version__}:\n")
     print(f"  {'':24}{'first loss':>11}{'last loss':>11}{'ms a step':>11}   computed by")
@@ -104,6 +153,8 @@ def show_training(number: int, device: str) -> None:
 
 def show_plans(number: int, device: str) -> None:
     """The plan and its reason for each layer and direction of the last training."""
+    from unhang import _convolve
+
     heading(number, "Which engine computes which layer here, and why", "measured")
     _convolve.routes.clear()
     _convolve.replan()
@@ -114,6 +165,8 @@ def show_plans(number: int, device: str) -> None:
 
 def plans() -> list[str]:
     """The plans made: each problem, and on the next line which engine computes it and why."""
+    from unhang import _convolve
+
     lines = []
     for (key, _), route in sorted(_convolve.routes.items(), key=lambda item: item[0]):
         lines += [key, f"{route.names[0]}, {route.tally.total} times: {route.plan.reason}"]
@@ -161,7 +214,7 @@ def show_rehearsal(number: int, example: str) -> None:
                 "UNHANG_REHEARSE_CANARY": mood,
                 "UNHANG_HOME": os.path.join(home, mood or "well"),
             }
-            command, changes = _gpu.start_python("unhang._demo", ["--rehearse"])
+            command, changes = _gpu.start_python("unhang._commands", ["demo", "--rehearse"])
             try:
                 ended = subprocess.run(
                     command,
@@ -193,26 +246,29 @@ def show_report(number: int) -> None:
     print(f"  As a page: {page}")
 
 
-def main() -> None:
-    """Shows every section."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def demo(arguments: list[str]) -> None:
+    """Shows every section, or plays the card."""
+    parser = argparse.ArgumentParser(prog="python -m unhang._commands demo")
     parser.add_argument("--first", type=int, default=1, help="number of the first section")
     parser.add_argument("--example", help="folder that describes the machine of the reports")
     parser.add_argument("--rehearse", action="store_true", help=rehearse.__doc__)
-    arguments = parser.parse_args()
-    if arguments.rehearse:
+    given = parser.parse_args(arguments)
+    if given.rehearse:
         rehearse()
         return
-    if arguments.example is None:
+    if given.example is None:
         parser.error("--example is missing")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    first = arguments.first
+    first = given.first
     show_training(first, device)
     show_plans(first + 1, device)
-    show_rehearsal(first + 2, arguments.example)
+    show_rehearsal(first + 2, given.example)
     show_report(first + 3)
     unhang.disable()
 
 
 if __name__ == "__main__":
-    main()
+    what, *rest = sys.argv[1:]
+    if what == "warm":
+        sys.exit(warm(rest))
+    demo(rest)

@@ -104,6 +104,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _is_on(variable: str) -> bool:
+    """Whether the user switched something on by a variable."""
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
 # The library at MIOpen's boundary. It plans what torch's dispatcher does not see (saved graphs, C++ extensions,
 # ``aten::miopen_*``), with the same planner: ``docs/internals/miopen-bypass.md``.
 _AT_BOUNDARY = os.path.join(os.path.dirname(__file__), "libunhang_miopen.so")
@@ -114,7 +119,7 @@ def _load_before_torch() -> None:
     and before torch. Torch's references to MIOpen then lead to it."""
     if "torch" in sys.modules or not os.path.exists(_AT_BOUNDARY):
         return
-    if os.environ.get("UNHANG_MIOPEN") == "0" or os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
+    if os.environ.get("UNHANG_MIOPEN") == "0" or _is_on("UNHANG_DISABLE"):
         return
     machine = _core.Machine.inspect("")
     if not machine.affected or machine.described_by_folder:

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from unhang import _convolve, _core, _dispatch, _engines, _gpu, _layers, _watchdog
+from unhang import _convolve, _core, _dispatch, _engines, _gpu, _is_on, _layers, _watchdog
 from unhang._core import Settings
 from unhang._state import (
-    environment_variable,
     is_unshielded,
     renewed_after_fork,
     say,
@@ -148,7 +147,7 @@ def _asked(
 ) -> _Enabled | None:
     """What the arguments of :func:`enable` request; None if the user declined."""
     chosen = _chosen(strategy, settings, changes)
-    if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
+    if _is_on("UNHANG_DISABLE"):
         say("UNHANG_DISABLE is set: torch is left alone")
         return None
     machine = state().machine
@@ -190,7 +189,7 @@ def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -
     chosen = given.changed(**changes) if changes else given
     if strategy != "auto" or settings is None:
         chosen = chosen.changed(strategy=strategy)
-    if environment_variable("UNHANG_TUNE") not in (None, "0"):
+    if _is_on("UNHANG_TUNE"):
         chosen = chosen.changed(tune=True)
     return chosen
 

@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any
 
-from unhang import _talk
+from unhang import _is_on, _talk
 
 #: The oldest torch whose dispatcher accepts our kernels.
 OLDEST_TORCH = (1, 13)
@@ -33,7 +33,7 @@ def after_torch() -> None:
         _say_once("torch", f"torch {torch.__version__} is too old for unhang: it is left alone")
         return
     strategy = os.environ.get("UNHANG_STRATEGY") or "auto"
-    rehearse = os.environ.get("UNHANG_REHEARSE", "0") not in ("", "0")
+    rehearse = _is_on("UNHANG_REHEARSE")
     # Reads files only: torch must not look at the GPU before the program does, because the program may still choose
     # one.
     wanted = _core.Machine.inspect("").affected or strategy != "auto"

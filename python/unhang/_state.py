@@ -200,8 +200,3 @@ def settings_from(given: Any, name: str) -> _core.Settings:
 def is_unshielded() -> bool:
     """Whether torch's kernels are code for another chip than the card's, and nothing repairs them."""
     return state().machine.spoofed and "libunhang_shield" not in os.environ.get("HSA_TOOLS_LIB", "")
-
-
-def environment_variable(name: str) -> Any:
-    """A variable's value, or None when unset or empty."""
-    return os.environ.get(name) or None

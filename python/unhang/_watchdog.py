@@ -16,9 +16,9 @@ import signal
 
 import torch
 
-from unhang import _core
+from unhang import _core, _is_on
 from unhang._engines import Engine, Geometry, Gradients, Mask, Task
-from unhang._state import environment_variable, say, state
+from unhang._state import say, state
 
 Tensor = torch.Tensor
 
@@ -28,7 +28,7 @@ _watchdog: _core.Watchdog | None = None
 def ensure() -> None:
     """Starts the watchdog of this process if it is wanted and not running."""
     global _watchdog
-    if _watchdog is not None or os.environ.get("UNHANG_WATCHDOG", "0") in ("", "0"):
+    if _watchdog is not None or not _is_on("UNHANG_WATCHDOG"):
         return
     process = state()
     if process.forked:
@@ -40,7 +40,7 @@ def ensure() -> None:
         process.store,
         process.machine,
         _deadlines(),
-        environment_variable("UNHANG_RUN_FOLDER"),
+        os.environ.get("UNHANG_RUN_FOLDER") or None,
         number,
         torch.version.hip is not None,
     )

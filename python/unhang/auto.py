@@ -6,11 +6,9 @@ use of the GPU. Errors here do not stop the program: they are reported, and torc
 
 from __future__ import annotations
 
-import os
+from unhang import _is_on, _run, _talk
 
-from unhang import _run, _talk
-
-if os.environ.get("UNHANG_DISABLE", "0") in ("", "0"):
+if not _is_on("UNHANG_DISABLE"):
     try:
         _run.after_torch()
     except ModuleNotFoundError as error:

@@ -1,4 +1,5 @@
-//! Finds the fastest of several kernels for a convolution, or ways of another operation: the contestants, their turns, and the winner.
+//! Finds the fastest of several kernels for a convolution, or of several ways to divide another operation: the
+//! contestants, their turns, and the winner.
 //!
 //! Nothing is launched here. Torch's face asks for a round at each call and reads its times at the next one. MIOpen's
 //! boundary and `unhang bench --tune` run one round after the other. Whatever goes wrong, the model's choice stays.

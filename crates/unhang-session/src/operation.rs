@@ -298,16 +298,16 @@ fn marks(operands: &[Operand], addresses: &[u64]) -> Vec<Mark> {
 pub(crate) fn load<O: Operation>(device: &Device, what: &O, way: Way, stream: u64) -> Result<LoadedLaunches, Failure> {
     // A recorded graph may be replayed at any time, so it must not share memory with other calls.
     let in_chunks = !device.engine.driver().is_capturing(stream)?;
-    load_in(device, what, (in_chunks, way), stream)
+    load_in(device, what, in_chunks, way, stream)
 }
 
 fn load_in<O: Operation>(
     device: &Device,
     what: &O,
-    divided: (bool, Way),
+    in_chunks: bool,
+    way: Way,
     stream: u64,
 ) -> Result<LoadedLaunches, Failure> {
-    let (in_chunks, way) = divided;
     let launches = what.launches(in_chunks, way).ok_or_else(declined)?;
     device.engine.load_launches(launches, stream).map_err(Failure::from)
 }
@@ -386,7 +386,7 @@ fn try_one<O: Operation>(
     seed: u64,
     stream: u64,
 ) -> Result<f64, Failure> {
-    let both = [load_in(device, trial, (true, way), stream)?, load_in(device, trial, (false, way), stream)?];
+    let both = [load_in(device, trial, true, way, stream)?, load_in(device, trial, false, way, stream)?];
     let is_same = both[0].workspace_bytes() == both[1].workspace_bytes();
     let mut memory = Memory::new(device);
     let addresses = place(&trial.operands(), &O::addresses(like), &mut memory)?;

@@ -85,7 +85,12 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     let result = Shared(result.as_mut_ptr());
     let (packed, biases): (&[f32], &[f32]) = (&packed, &biases);
     for_each_unit(threads, gather.groups * image_strips * row_strips, |unit| {
-        let (group, strip) = (unit / (image_strips * row_strips), unit % (image_strips * row_strips));
+        let strips = image_strips * row_strips;
+        // Where a pixel's channels lie together, those of all groups come from the same pages and cache lines.
+        let (group, strip) = match gather.source[1] {
+            1 => (unit % gather.groups, unit / gather.groups),
+            _ => (unit / strips, unit % strips),
+        };
         let first_image = strip / row_strips * driver.strip_images;
         let first_row = strip % row_strips * driver.strip_rows;
         driver.strip(&Strip {

@@ -53,7 +53,7 @@ pub enum Algorithm {
     WinogradStridedAxis,
     /// F(3, 4), F(5, 4) and F(7, 4) along one axis, for weight gradients in NCHW.
     WinogradAxisWeights,
-    /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
+    /// A product of matrices with filters in vectors: 1×1 in NHWC, forward and backward-data.
     PointwiseChannels,
     /// Sums over taps and few channels with pixels in vectors: small groups, images and data gradients of images, and filters
     /// that meet each pixel once, in NCHW, forward and backward-data.
@@ -72,8 +72,11 @@ pub enum Algorithm {
 /// The largest stride with kernels: the packed source is dealt out into this many phases.
 const MAX_STRIDE: usize = 64;
 
-/// Channels of the source and of the result from which on 1×1 in NHWC is computed as a product of matrices.
+/// From this many channels of the source and of a group's result on, 1×1 in NHWC is computed as a product of matrices.
+/// Groups and strides do not matter then.
 const MANY_CHANNELS: [usize; 2] = [256, 96];
+/// Channels of the source from which on 1×1 in NHWC without groups or a stride is: with fewer a tile has few products.
+const FEWEST_OF_LINE: usize = 24;
 
 /// Channels of the source up to which the pixels of a strided 1×1 convolution are dealt out rather than brought together.
 const MOST_DEALT_OUT: usize = 128;
@@ -90,13 +93,14 @@ impl Algorithm {
         let strides = problem.stride().into_iter().max().unwrap_or(1);
         let one_tap = problem.kernel() == [1, 1] && problem.padding() == [0, 0];
         let [source, _, result] = problem.operand_shapes().map(|shape| shape[1]);
+        let one_group = one_tap && problem.groups() == 1;
         let many_channels = source >= MANY_CHANNELS[0] && result / problem.groups() >= MANY_CHANNELS[1];
+        let one_line = one_group && problem.stride() == [1, 1] && source >= FEWEST_OF_LINE && result > isa.lanes();
         let dense_tap = one_tap && problem.stride() == [1, 1] && problem.layout() == Layout::Nchw;
         // Sums of strided taps over few channels are as fast with the pixels dealt out.
         let short =
             problem.direction() == Direction::Forward && source <= MOST_DEALT_OUT && has_short_sums(problem, isa);
         let tap_of_planes = one_tap && problem.layout() == Layout::Nchw && (problem.stride() == [1, 1] || !short);
-        let one_group = one_tap && problem.groups() == 1;
         match () {
             () if problem.data_type() == DataType::F64 => Algorithm::Plain,
             () if strides > MAX_STRIDE || mostly_padding => Algorithm::Plain,
@@ -120,7 +124,9 @@ impl Algorithm {
             () if winograd_wins(problem, isa) => Algorithm::Winograd,
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
             () if winograd_strided_axis_wins(problem, isa) => Algorithm::WinogradStridedAxis,
-            () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
+            () if one_tap && problem.layout() == Layout::Nhwc && (one_line || many_channels) => {
+                Algorithm::PointwiseChannels
+            }
             () if tap_of_planes => Algorithm::Pointwise,
             () if is_of_large_patches(problem) => Algorithm::Patches,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem, isa) => Algorithm::Planes,

@@ -100,6 +100,18 @@ fn depthwise_rows_of_many_channels() {
     }
 }
 
+/// Products of matrices in NHWC: in place, in several blocks of channels, and copied; filters that do not fill vectors.
+#[test]
+fn lines_of_pixels() {
+    for (in_channels, out_channels) in [(24, 17), (40, 150), (1030, 70), (1024, 40), (70, 1024)] {
+        let line = Specification { batch: 2, in_channels, out_channels, in_size: [3, 5], ..Specification::default() };
+        passes(&line);
+        let stride = [2, 2];
+        passes(&Specification { in_channels: 512, out_channels: 100, stride, ..line.clone() });
+        passes(&Specification { in_channels: 2 * in_channels, out_channels: 2 * out_channels, groups: 2, ..line });
+    }
+}
+
 #[test]
 fn huge_strides_and_dilations() {
     let image = Specification { in_channels: 3, out_channels: 4, in_size: [19, 23], ..Specification::default() };
@@ -446,7 +458,16 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(Specification { stride: [1, 2], ..flat.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { in_size: [10, 10], ..flat }), Algorithm::Direct);
     assert_eq!(chosen(image.clone()), Algorithm::Pointwise);
-    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
+    // In NHWC with a tile's worth of channels on both sides; with a stride or groups from many channels on.
+    let line = Specification { layout: Layout::Nhwc, ..image.clone() };
+    assert_eq!(chosen(line.clone()), Algorithm::PointwiseChannels);
+    let channels = |channels: [i64; 2], stride: i64| {
+        let [in_channels, out_channels] = channels;
+        chosen(Specification { in_channels, out_channels, stride: [stride, stride], ..line.clone() })
+    };
+    assert_eq!([23, 24].map(|sources| channels([sources, 17], 1)), [Algorithm::Direct, Algorithm::PointwiseChannels]);
+    assert_eq!([16, 17].map(|results| channels([24, results], 1)), [Algorithm::Direct, Algorithm::PointwiseChannels]);
+    assert_eq!([255, 256].map(|sources| channels([sources, 96], 2)), [Algorithm::Direct, Algorithm::PointwiseChannels]);
     let depthwise = Specification { groups: 32, kernel: [3, 3], ..image.clone() };
     assert_eq!(chosen(depthwise.clone()), Algorithm::Depthwise);
     assert_eq!(chosen(Specification { out_channels: 128, ..depthwise.clone() }), Algorithm::RepeatedChannels);

@@ -198,6 +198,7 @@ fn nothing_beyond_pointwise_operands_with_many_channels_is_touched() {
         "1x300x5x4:256x1x1:s2x2:p0x0:d1x1:g1",
         "1x515x4x6:300x1x1:s1x3:p0x0:d1x1:g1",
         "1x512x3x3:256x1x1:s2x1:p0x0:d1x1:g2",
+        "1x1024x5x5:1030x1x1:s1x1:p0x0:d1x1:g1",
     ];
     for direction in [Direction::Forward, Direction::BackwardData] {
         for shape in shapes {

@@ -29,7 +29,8 @@ pub struct Tile<'a> {
     /// From one scalar of a step to the next: what the kernel was looked up with.
     pub pitch: usize,
     /// From one row of scalars to the next. In [`Kernels::streaming_tile`]s and packing ones, which have one, from a
-    /// step's vectors to those that are asked for.
+    /// step's vectors to those that are asked for. In [`Kernels::fetching_tile`]s, from the first scalar to the first that
+    /// is asked for.
     pub row_step: usize,
     /// From one step's first scalar to the next's.
     pub x_step: usize,

@@ -56,7 +56,9 @@ pub struct Kernels {
     pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Tiles of one row of neighbouring scalars that ask for vectors further ahead.
     streaming_tiles: fn(usize, usize) -> Option<TileKernel>,
-    /// Such tiles that pack their vectors too.
+    /// Tiles of one row of scalars that lie apart, which ask for scalars further ahead.
+    fetching_tiles: fn(usize, usize) -> Option<TileKernel>,
+    /// Streaming tiles that pack their vectors too.
     packing_tiles: fn(usize, usize) -> Option<PackingTileKernel>,
     /// Transposition.
     pub transpose: TransposeKernel,
@@ -145,6 +147,7 @@ impl Kernels {
             common_tiles: tiles,
             pitched_tiles: tiles,
             streaming_tiles: |_, _| Some(|_| {}),
+            fetching_tiles: |_, _| Some(|_| {}),
             packing_tiles: |_, _| Some(|_| {}),
             transpose: |_, _, _, _, _, _| {},
             row: |_, _, _, _| {},
@@ -209,7 +212,16 @@ impl Kernels {
         (self.streaming_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 
-    /// The same micro-kernel, which packs its vectors too.
+    /// The micro-kernel for this many vectors and one row of scalars that lie apart, which asks for what [`Tile::row_step`]
+    /// names.
+    ///
+    /// # Panics
+    /// When there is no such tile: see [`Kernels::most_scalars`].
+    pub(super) fn fetching_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
+        (self.fetching_tiles)(vectors, scalars).expect("the tile fits the registers")
+    }
+
+    /// The streaming micro-kernel, which packs its vectors too.
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
@@ -275,6 +287,7 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; pitched_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with tile.pitch);
             kernel!([$(#[$features])?] $vector; common_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with COMMON_PITCH);
             kernel!([$(#[$features])?] $vector; streaming_tile_of [P VECTORS] (tile: &Tile<'_>) = tile::streaming);
+            kernel!([$(#[$features])?] $vector; fetching_tile_of [P VECTORS] (tile: &Tile<'_>) = tile::fetching);
             kernel!([$(#[$features])?] $vector; packing_tile_of [P VECTORS] (
                 tile: &PackingTile<'_>
             ) = tile::packing);
@@ -371,6 +384,13 @@ macro_rules! kernels {
                 }
             }
 
+            fn fetching_tiles(vectors: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, 1, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(fetching_tile_of::<$scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
             fn packing_tiles(vectors: usize, scalars: usize) -> Option<PackingTileKernel> {
                 match (vectors, 1, scalars) {
                     $($(($vectors, $rows, $scalars) => Some(packing_tile_of::<$scalars, $vectors>),)*)*
@@ -407,6 +427,7 @@ macro_rules! kernels {
                 common_tiles,
                 pitched_tiles,
                 streaming_tiles,
+                fetching_tiles,
                 packing_tiles,
                 transpose,
                 row,

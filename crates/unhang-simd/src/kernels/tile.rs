@@ -24,6 +24,25 @@ pub(super) unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(
     unsafe { body::<V, 1, P, VECTORS>(tile, 1, |from, _, _| V::prefetch_now(last_ahead::<V>(from, tile))) }
 }
 
+/// One row of scalars that lie apart. What begins `row_step` ahead of the first of them is asked for meanwhile: as many
+/// numbers as the tile itself reads.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub(super) unsafe fn fetching<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+    let mut next = tile.x.wrapping_add(tile.row_step);
+    // SAFETY: the same conditions; asking touches nothing.
+    unsafe {
+        body::<V, 1, P, VECTORS>(tile, tile.pitch, |_, v, _| {
+            if v == 0 {
+                V::prefetch_now(next);
+                next = next.wrapping_add(P);
+            }
+        });
+    }
+}
+
 /// The last number of the vector `row_step` ahead. A vector may lie on two cache lines: the first of them was asked for
 /// with the vector before.
 #[inline(always)]

@@ -161,6 +161,14 @@ pub(super) fn compute(gather: &Gather, work: Work<'_>) {
     });
 }
 
+/// Channels of the source that are summed at a time.
+struct SourcePart {
+    group: usize,
+    /// The first of them in the group.
+    first: usize,
+    count: usize,
+}
+
 /// What tiles use one after the other.
 struct Room {
     runs: Vec<Run>,
@@ -214,7 +222,8 @@ impl ChannelWork<'_> {
             for block in &self.blocks[blocks.clone()] {
                 for (tile, &([from, to], pixels)) in places.iter().enumerate() {
                     let pixels_at = if self.copies { &packed[tile * tile_numbers..] } else { part(from, pixels) };
-                    self.tile([group, first, channels], block, pixels_at, to, pixels, &mut room);
+                    let part = SourcePart { group, first, count: channels };
+                    self.tile(&part, block, pixels_at, to, pixels, &mut room);
                 }
             }
         }
@@ -223,7 +232,7 @@ impl ChannelWork<'_> {
     /// Adds the products of some channels of a tile's pixels by a block of filters to the result at `to`.
     fn tile(
         &self,
-        [group, first, channels]: [usize; 3],
+        &SourcePart { group, first, count: channels }: &SourcePart,
         block: &FilterPart,
         x: &[f32],
         to: usize,

@@ -217,7 +217,7 @@ impl Kernels {
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub(super) fn fetching_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
+    pub fn fetching_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
         (self.fetching_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 

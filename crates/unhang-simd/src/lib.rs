@@ -1,7 +1,7 @@
 //! The CPU engine's kernels: loops made of vector instructions, compiled for each instruction set.
 //!
-//! They know no convolution: addresses, counts and steps come from `unhang-cpu`. They take minutes to compile, so they
-//! are a crate of their own, which a change of the engine leaves as it is.
+//! They know no convolution: addresses, counts and steps come from `unhang-cpu`. They take minutes to compile. In a
+//! separate crate they are not compiled again when the engine changes.
 
 #![deny(unsafe_code)]
 

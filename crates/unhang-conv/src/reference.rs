@@ -16,7 +16,7 @@ use crate::volume::Volume;
 pub fn compute<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second: &[T], bias: Option<&[T]>) -> Vec<f64> {
     let lowered = problem.lower();
     let (first, second) = if lowered.operands_exchanged { (second, first) } else { (first, second) };
-    let mut result = compute_ordinary(&lowered.problem, first, second);
+    let mut result = compute_ordinary(&lowered.problem, &in_double(first), &in_double(second));
     if let (Some(bias), Direction::Forward) = (bias, problem.direction()) {
         add_bias(problem, &mut result, bias);
     }
@@ -55,9 +55,13 @@ fn add_bias<T: Copy + Into<f64>>(problem: &Problem, result: &mut [f64], bias: &[
     }
 }
 
+fn in_double<T: Copy + Into<f64>>(numbers: &[T]) -> Vec<f64> {
+    numbers.iter().map(|&number| number.into()).collect()
+}
+
 /// All three directions visit the same terms: each output pixel with each tap of the filter that falls on the input.
 /// They differ in the tensor that receives the sums.
-fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second: &[T]) -> Vec<f64> {
+fn compute_ordinary(problem: &Problem, first: &[f64], second: &[f64]) -> Vec<f64> {
     let [first_shape, second_shape, result_shape] = problem.operand_shapes();
     assert_eq!(first.len(), first_shape.iter().product::<usize>(), "the first operand's length");
     assert_eq!(second.len(), second_shape.iter().product::<usize>(), "the second operand's length");
@@ -78,14 +82,14 @@ fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second:
                         let Some(ih) = input_position(problem, 0, oh, r) else { continue };
                         for s in 0..problem.kernel()[1] {
                             let Some(iw) = input_position(problem, 1, ow, s) else { continue };
+                            let [x, w] = [input.index([n, first_channel, ih, iw]), weight.index([k, 0, r, s])];
+                            let y = output.index([n, k, oh, ow]);
                             for c in 0..channels_per_group {
-                                let x = input.index([n, first_channel + c, ih, iw]);
-                                let w = weight.index([k, c, r, s]);
-                                let y = output.index([n, k, oh, ow]);
+                                let (x, w) = (x + c * input.strides[1], w + c * weight.strides[1]);
                                 match problem.direction() {
-                                    Direction::Forward => result[y] += first[x].into() * second[w].into(),
-                                    Direction::BackwardData => result[x] += first[y].into() * second[w].into(),
-                                    Direction::BackwardWeights => result[w] += first[x].into() * second[y].into(),
+                                    Direction::Forward => result[y] += first[x] * second[w],
+                                    Direction::BackwardData => result[x] += first[y] * second[w],
+                                    Direction::BackwardWeights => result[w] += first[x] * second[y],
                                 }
                             }
                         }
@@ -174,6 +178,7 @@ impl Indexer {
 
     /// The offset of the element at that logical position.
     pub fn index(self, position: [usize; 4]) -> usize {
-        position.iter().zip(self.strides).map(|(p, s)| p * s).sum()
+        let ([n, c, h, w], [of_n, of_c, of_h, of_w]) = (position, self.strides);
+        n * of_n + c * of_c + h * of_h + w * of_w
     }
 }

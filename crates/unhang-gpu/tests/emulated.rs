@@ -380,15 +380,23 @@ fn check_all(engines: &[EmulatedEngine], trials: Vec<Trial>) {
     let trials = if everything() { all } else { covering(all) };
     let kernels: BTreeSet<&Kernel> = trials.iter().flat_map(|trial| &trial.kernels).collect();
     println!("{} of them are run, with {} kernels", trials.len(), kernels.len());
-    for (turn, trial) in trials.iter().enumerate() {
-        // Under a spoofed runtime the same code is retagged: what is loaded must compute the same.
-        let engine = &engines[turn % engines.len()];
-        check_trial(engine, trial, 2 * turn as u64);
-        if trial.problem.direction() == Direction::Forward {
-            // An odd seed brings a bias.
-            check_trial(engine, trial, 2 * turn as u64 + 1);
+    // Each engine takes its turns beside the others. Under a spoofed runtime the same code is retagged: what is loaded must
+    // compute the same.
+    let take_turns = |at: usize| {
+        for (turn, trial) in trials.iter().enumerate().skip(at).step_by(engines.len()) {
+            check_trial(&engines[at], trial, 2 * turn as u64);
+            if trial.problem.direction() == Direction::Forward {
+                // An odd seed brings a bias.
+                check_trial(&engines[at], trial, 2 * turn as u64 + 1);
+            }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for at in 0..engines.len() {
+            let take_turns = &take_turns;
+            scope.spawn(move || take_turns(at));
+        }
+    });
     for engine in engines {
         let counts = engine.card.counts();
         println!("{counts}");

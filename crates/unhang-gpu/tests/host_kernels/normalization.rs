@@ -38,9 +38,12 @@ fn random_normalisations_are_right() {
                 if let Err(wrong) = case.check(&engine.gpu, &mut memory) {
                     panic!("{wrong} in {case:?}");
                 }
+                // One in five in another way too: each of the six ways equally often.
                 let [_, others @ ..] = case.task.way(36).near();
-                let way = others[case.seed as usize / 4 % others.len()];
-                if let Err(wrong) = case.check_by(way, &engine.gpu, &mut memory) {
+                let way = others[seed as usize % others.len()];
+                if seed % 5 == 0
+                    && let Err(wrong) = case.check_by(way, &engine.gpu, &mut memory)
+                {
                     panic!("{wrong} in {way} of {case:?}");
                 }
                 counts[usize::from(case.is_divided())] += 1;

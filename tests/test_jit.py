@@ -392,7 +392,7 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
     # Kept: another process does not use it for this problem, nor the same kernels for another.
     _state.state().store.flush(5.0)
     _state.forget()
-    assert _state.state().session.first_result(lies[0], False) == "wrong"
+    assert _state.state().session.first_result(lies[0], 0) == "wrong"
     _convolve.routes.clear()
     _convolve.replan()
     with unhang.enabled("jit"):

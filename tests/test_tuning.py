@@ -74,7 +74,7 @@ def test_the_fastest_is_found_compared_and_taken_at_the_next_start(
     assert found.ranked[0] == best
     assert kernel().kernel.choice == best
     assert kernel().settled
-    assert _state.state().session.first_result(kernel().kernel, True) == "works"
+    assert _state.state().session.first_result(kernel().kernel, _gpu.REHEARSED) == "works"
     report = unhang.report().data
     assert report["problems"][0]["kernels"] == best
     assert "emulated card: the times are the emulator's" in capsys.readouterr().err

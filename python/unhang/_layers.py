@@ -541,9 +541,10 @@ _is_transforming: Callable[[], bool] = _are_transforms_active if _is_new else _i
 
 
 def _is_run_by_torchs_recorder() -> bool:
-    # The module is there if anything was ever recorded.
+    # The module is there if anything was ever recorded. Torch 1.13's has no such function, and nothing compiles there.
     recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return recorder is not None and recorder.get_innermost_proxy_mode() is not None
+    mode: Callable[[], Any] = getattr(recorder, "get_innermost_proxy_mode", lambda: None)
+    return mode() is not None
 
 
 # Before torch 2.5 the compiler does not read methods of torch's own layers. It runs them and records the ops.
